@@ -1,0 +1,63 @@
+// Bytes at any address: words read from them, and a warp's copy of a span.
+//
+//   ROLLED for (...)        a short loop that is not worth unrolling
+#pragma once
+#include "simt.h"
+
+DEVICE u32 load_u32(const u8 *at) { return (u32)at[0] | (u32)at[1] << 8 | (u32)at[2] << 16 | (u32)at[3] << 24; }
+
+#ifdef __CUDACC__
+
+#define ROLLED _Pragma("unroll 1")
+
+template <class Word>
+DEVICE i64 copy_words(u8 *to, const u8 *from, i64 nbytes) {
+    const i64 words = nbytes / (i64)sizeof(Word);
+    FOR_LANES(l) {
+        for (i64 i = l; i < words; i += LANES) ((Word *)to)[i] = ((const Word *)from)[i];
+    }
+    return words * (i64)sizeof(Word);
+}
+
+DEVICE void copy_bytes(u8 *to, const u8 *from, i64 nbytes) {
+    const u64 either = (u64)to | (u64)from;
+    i64 done = 0;
+    if (either % 16 == 0) {
+        done = copy_words<uint4>(to, from, nbytes);
+    } else if (either % 4 == 0) {
+        done = copy_words<u32>(to, from, nbytes);
+    }
+    copy_words<u8>(to + done, from + done, nbytes - done);
+}
+
+// An element of an array is aligned to its own size (16 bytes: to 8).
+template <class E>
+DEVICE E load_element(const u8 *at) {
+    return *(const E *)at;
+}
+
+template <class E>
+DEVICE void store_element(u8 *at, E x) {
+    *(E *)at = x;
+}
+
+#else
+
+#define ROLLED
+
+// One worker makes the whole copy, so here the spans may also overlap.
+DEVICE void copy_bytes(u8 *to, const u8 *from, i64 nbytes) { memmove(to, from, (size_t)nbytes); }
+
+template <class E>
+DEVICE E load_element(const u8 *at) {
+    E x;
+    memcpy(&x, at, sizeof x);
+    return x;
+}
+
+template <class E>
+DEVICE void store_element(u8 *at, E x) {
+    memcpy(at, &x, sizeof x);
+}
+
+#endif

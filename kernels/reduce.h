@@ -1,0 +1,112 @@
+// What becomes of a value that arrives where another one already stands: the operations of a reduction, and `store_lanes`,
+// with which a decoder stores or reduces what it has decoded.
+//
+// Whole numbers wrap around. The 16-bit floats are computed with as float32 and rounded once per operation. MIN and MAX
+// keep what is there unless the arriving value is strictly better, so an arriving NaN is ignored, a NaN that is there
+// stays, and of 0.0 and -0.0 the first stays. A NaN that comes out of SUM or PROD has no particular payload.
+#pragma once
+#include "numbers.h"
+
+constexpr i64 REPLACE = 0, SUM = 1, PROD = 2, MIN = 3, MAX = 4;
+constexpr i64 BAND = 5, BOR = 6, BXOR = 7, LAND = 8, LOR = 9, LXOR = 10;
+
+// `Ring<T>::type` is what a T is added and multiplied as, so that no whole number overflows.
+template <class T>
+struct Ring {
+    typedef T type;
+};
+template <>
+struct Ring<u8> {
+    typedef u32 type;
+};
+template <>
+struct Ring<i8> : Ring<u8> {};
+template <>
+struct Ring<u16> : Ring<u8> {};
+template <>
+struct Ring<i16> : Ring<u8> {};
+template <>
+struct Ring<i32> : Ring<u8> {};
+template <>
+struct Ring<i64> {
+    typedef u64 type;
+};
+
+struct Sum {
+    template <class T>
+    static MEMBER T of(T there, T arriving) {
+        typedef typename Ring<T>::type R;
+        return (T)((R)there + (R)arriving);
+    }
+};
+
+struct Prod {
+    template <class T>
+    static MEMBER T of(T there, T arriving) {
+        typedef typename Ring<T>::type R;
+        return (T)((R)there * (R)arriving);
+    }
+};
+
+struct Min {
+    template <class T>
+    static MEMBER T of(T there, T arriving) {
+        return arriving < there ? arriving : there;
+    }
+};
+
+struct Max {
+    template <class T>
+    static MEMBER T of(T there, T arriving) {
+        return arriving > there ? arriving : there;
+    }
+};
+
+// `Onto<Op, T>::put(place, x)`: x is a T, or a T in its wide form.
+template <class Op, class T>
+struct Onto {
+    template <class X>
+    static MEMBER void put(T &place, X x) {
+        typedef typename Wide<T>::type W;
+        place = narrow<T>(Op::of((W)widen(place), (W)widen(x)));
+    }
+};
+
+struct Replace;
+
+template <class T>
+struct Onto<Replace, T> {
+    template <class X>
+    static MEMBER void put(T &place, X x) {
+        place = narrow<T>(x);
+    }
+    static MEMBER void put(T &place, T x) { place = x; }  // bit for bit, NaN payloads too
+};
+
+template <class Op, int N, class T, class X>
+DEVICE void put_lanes(T *to, i64 start, i64 count, const Lane<X> (&x)[N]) {
+    if (start + N * LANES <= count) {
+        FOR_LANES(l) {
+            UNROLL for (int j = 0; j < N; ++j) Onto<Op, T>::put(to[start + N * l + j], x[j][l]);
+        }
+    } else {
+        FOR_LANES(l) {
+            UNROLL for (int j = 0; j < N; ++j) {
+                if (start + N * l + j < count) Onto<Op, T>::put(to[start + N * l + j], x[j][l]);
+            }
+        }
+    }
+}
+
+// Lane l's N values go to the elements start + N*l .. of the `count` elements at `to`; what is beyond the end is left out.
+// The values are Ts, or Ts in their wide form; Ts that replace arrive bit for bit. `op` is one of REPLACE .. MAX.
+template <int N, class T, class X>
+DEVICE void store_lanes(T *to, i64 start, i64 count, const Lane<X> (&x)[N], i64 op) {
+    switch (op) {
+        case REPLACE: return put_lanes<Replace>(to, start, count, x);
+        case SUM: return put_lanes<Sum>(to, start, count, x);
+        case PROD: return put_lanes<Prod>(to, start, count, x);
+        case MIN: return put_lanes<Min>(to, start, count, x);
+        case MAX: return put_lanes<Max>(to, start, count, x);
+    }
+}

@@ -1,0 +1,72 @@
+// One text, two machines. Kernels are written per warp of 32 lanes in the words of this file:
+//
+//   Lane<T> x;              a variable that every lane has its own copy of
+//   FOR_LANES(l) { ... }    what every lane does; x[l] is lane l's copy
+//   FOR_LANES_IN_TURN(l)    the same where lanes touch what other lanes touch, with warp_atomic_*; a GPU has no turns
+//   ONE_LANE { ... }        what one lane does for all
+//   ballot, reduce_*, scan_*, shuffle_*, transpose_bits
+//                           how lanes talk to each other; only between FOR_LANES blocks
+//   WARP_SHARED(T, x, n);   an array that the whole warp sees; warp_sync() orders its use
+//   KERNEL(name, args...)   an entry point; FOR_TILES(t) walks the tiles that are this warp's
+//
+// NVRTC makes 32 threads of a warp. The host's C++ compiler makes Lane<T> an array of 32 and FOR_LANES a loop, which it
+// turns into SIMD instructions. Every kernel has `first` and `last` as its first two arguments on both machines: the range
+// of tiles to work on.
+#pragma once
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+constexpr int LANES = 32;
+
+#ifdef __CUDACC__
+#include "simt_cuda.h"
+#else
+#include "simt_host.h"
+#endif
+
+// Everything below is the same text on both machines.
+
+// Lane l gets the sum over the lanes 0 .. l.
+template <class T>
+DEVICE Lane<T> scan_inclusive(const Lane<T> &x) {
+    return scan_strided(x, 1);
+}
+
+// Lane l gets the sum over the lanes 0 .. l-1.
+DEVICE Lane<u32> scan_exclusive(const Lane<u32> &x) { return shift_in(0u, scan_inclusive(x)); }
+
+// transpose_bits turns 32 words of 32 bits around: afterwards bit l of lane k's word (plane k) is what bit k of lane l's word was.
+// store_planes writes the planes 0 .. width-1 of x; on the host it may write on to the next multiple of 8 planes.
+#if defined(__CUDACC__) || !defined(__AVX2__)
+
+template <int STEP>
+DEVICE void transpose_step(Lane<u32> &x, u32 low) {
+    const Lane<u32> other = shuffle_xor<STEP>(x);
+    FOR_LANES(l) {
+        const u32 as_low = (x[l] & low) | ((other[l] & low) << STEP);
+        const u32 as_high = (x[l] & ~low) | ((other[l] & ~low) >> STEP);
+        x[l] = (l & STEP) ? as_high : as_low;
+    }
+}
+
+DEVICE void transpose_bits(Lane<u32> &x) {
+    transpose_step<16>(x, 0x0000ffffu);
+    transpose_step<8>(x, 0x00ff00ffu);
+    transpose_step<4>(x, 0x0f0f0f0fu);
+    transpose_step<2>(x, 0x33333333u);
+    transpose_step<1>(x, 0x55555555u);
+}
+
+DEVICE void store_planes(Lane<u32> x, u32 width, u32 *to) {
+    transpose_bits(x);
+    FOR_LANES(l) if ((u32)l < width) to[l] = x[l];
+}
+
+#endif

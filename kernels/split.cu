@@ -1,0 +1,429 @@
+// Lossless: the exponents of floats are entropy-coded, their signs and mantissas kept as they are.
+//
+// Exponents of real data are few and unequal; the mantissas are noise. The coder is rANS with 32 interleaved states, one for each
+// lane, which put out words of 16 bits, and with frequencies out of 4096 that hold for the whole stream.
+//
+// Stream: a stream of tiles (tiles.h). Tile 0 is the frequency table: first exponent and number of exponents (u16 each), then a u16 for
+// each. Every other tile is up to 16384 values of 2 bytes, or 32768 larger ones, in groups of 32: the 32 states (u32 each), the groups' raw bits, the words. A state must
+// start somewhere: it starts as 16 of the raw bits, so the first 64 bytes of those are not stored again. The encoder walks the
+// groups forwards, the decoder backwards, and its states end as those 64 bytes.
+#include "numbers.h"
+#include "reduce.h"
+#include "tiles.h"
+
+constexpr int STATE_BYTES = 4 * LANES, SEED_BYTES = 2 * LANES;
+constexpr int SLACK = 32;  // behind the last word of a stream, so that words can be read many at a time
+constexpr u32 SCALE_BITS = 12, SCALE = 1 << SCALE_BITS;
+constexpr u32 LOWEST_STATE = 1u << 15, SEED = 1u << 16;
+
+// How a type is taken apart: U holds its bits; MANTISSA bits of mantissa below EXPONENT bits of exponent below the sign.
+// The raw bits of 32 values are stored as arrays of their low words, half-words and bytes, and bit planes of what is left.
+template <class T>
+struct Layout;
+template <>
+struct Layout<f16> {
+    typedef u16 U;
+    static constexpr int MANTISSA = 10, EXPONENT = 5, WORDS = 0, HALVES = 0, BYTES = 1, PLANES = 3;
+};
+template <>
+struct Layout<bf16> {
+    typedef u16 U;
+    static constexpr int MANTISSA = 7, EXPONENT = 8, WORDS = 0, HALVES = 0, BYTES = 1, PLANES = 0;
+};
+template <>
+struct Layout<f32> {
+    typedef u32 U;
+    static constexpr int MANTISSA = 23, EXPONENT = 8, WORDS = 0, HALVES = 1, BYTES = 1, PLANES = 0;
+};
+template <>
+struct Layout<f64> {
+    typedef u64 U;
+    static constexpr int MANTISSA = 52, EXPONENT = 11, WORDS = 1, HALVES = 1, BYTES = 0, PLANES = 5;
+};
+
+template <class T>
+struct Parts : Layout<T> {
+    typedef Layout<T> L;
+    typedef typename L::U U;
+    static constexpr int SYMBOLS = 1 << L::EXPONENT;
+    static constexpr int GROUPS = sizeof(T) == 2 ? 512 : 1024, TILE = GROUPS * LANES;
+    static constexpr int RAW_BYTES = LANES * (4 * L::WORDS + 2 * L::HALVES + L::BYTES) + 4 * L::PLANES;
+    static constexpr int SEEDED_GROUPS = (SEED_BYTES + RAW_BYTES - 1) / RAW_BYTES;
+    static constexpr i64 SLOT = STATE_BYTES + GROUPS * RAW_BYTES + 2 * TILE + SLACK;
+
+    static MEMBER u32 exponent(U bits) { return (u32)(bits >> L::MANTISSA) & (SYMBOLS - 1); }
+    static MEMBER U raw(U bits) {
+        const U sign = (U)(bits >> (L::MANTISSA + L::EXPONENT));
+        return (U)((bits & (((U)1 << L::MANTISSA) - 1)) | (U)(sign << L::MANTISSA));
+    }
+    static MEMBER U join(u32 exponent, U raw) {
+        const U sign = (U)(raw >> L::MANTISSA);
+        const U mantissa = (U)(raw & (((U)1 << L::MANTISSA) - 1));
+        return (U)(mantissa | (U)exponent << L::MANTISSA | (U)(sign << (L::MANTISSA + L::EXPONENT)));
+    }
+};
+
+// The raw bytes of so many groups, at least as many as the states start from.
+template <class T>
+DEVICE i64 raw_bytes(int groups) {
+    const i64 bytes = (i64)groups * Parts<T>::RAW_BYTES;
+    return bytes < SEED_BYTES ? SEED_BYTES : bytes;
+}
+
+DEVICE f16 value_of(u16 bits, f16) { return {bits}; }
+DEVICE bf16 value_of(u16 bits, bf16) { return {bits}; }
+DEVICE f32 value_of(u32 bits, f32) { return float_of_bits(bits); }
+DEVICE f64 value_of(u64 bits, f64) { return float_of_bits(bits); }
+
+// Coding an exponent: x -> x / frequency * SCALE + x % frequency + start, the division done by a multiplication.
+struct EncodeTable {
+    u32 *reciprocal, *rest;  // rest: bits 0-12 what is added, 13-16 the shift, 17-29 the frequency
+
+    MEMBER void set(u32 symbol, u32 frequency, u32 start) {
+        u32 shift = 0;
+        while (frequency > 1u << shift) ++shift;
+        if (frequency > 1) {
+            reciprocal[symbol] = (u32)((((u64)1 << (shift + 31)) + frequency - 1) / frequency);
+            rest[symbol] = start | (shift - 1) << 13 | frequency << 17;
+        } else {  // x / 1 comes out as x - 1, which the added SCALE - 1 makes good
+            reciprocal[symbol] = ~0u;
+            rest[symbol] = (start + SCALE - 1) | frequency << 17;
+        }
+    }
+};
+
+// Decoding: the exponent of each of the SCALE slots, its frequency less one, and the slot's place among the exponent's.
+template <class T>
+struct DecodeSlot {
+    typedef typename Select<(Parts<T>::SYMBOLS > 256), u64, u32>::type Entry;
+    static constexpr int SYMBOL_BITS = Parts<T>::SYMBOLS > 256 ? 16 : 8;
+
+    static MEMBER Entry make(u32 symbol, u32 frequency, u32 place) {
+        return symbol | (Entry)(frequency - 1) << SYMBOL_BITS | (Entry)place << (SYMBOL_BITS + SCALE_BITS);
+    }
+    static MEMBER u32 symbol(Entry e) { return (u32)e & ((1u << SYMBOL_BITS) - 1); }
+    static MEMBER u32 frequency(Entry e) { return ((u32)(e >> SYMBOL_BITS) & (SCALE - 1)) + 1; }
+    static MEMBER u32 place(Entry e) { return (u32)(e >> (SYMBOL_BITS + SCALE_BITS)); }
+};
+
+// Counts the exponents of this warp's tiles, then adds them to the common counts.
+template <class T>
+DEVICE void count_exponents(i64 first, i64 last, const typename Layout<T>::U *from, i64 count, u32 *counts) {
+    constexpr int N = Parts<T>::SYMBOLS, COPIES = N > 256 ? 1 : 4;  // equal neighbours go to different copies
+    WARP_SHARED(u32, local, N * COPIES);
+    for (int i = 0; i < N * COPIES; i += LANES) FOR_LANES(l) local[i + l] = 0;
+    warp_sync();
+    FOR_TILES(t) {
+        const i64 end = (t + 1) * Parts<T>::TILE < count ? (t + 1) * Parts<T>::TILE : count;
+        for (i64 at = t * Parts<T>::TILE; at < end; at += LANES) {
+            Lane<u32> bin;
+            if (at + LANES <= end) {
+                FOR_LANES(l) bin[l] = Parts<T>::exponent(from[at + l]) + l % COPIES * N;
+                FOR_LANES_IN_TURN(l) warp_atomic_add(local + bin[l], 1);
+            } else {
+                FOR_LANES_IN_TURN(l) if (at + l < end) warp_atomic_add(local + Parts<T>::exponent(from[at + l]), 1);
+            }
+        }
+    }
+    warp_sync();
+    for (int i = 0; i < N; i += LANES) {
+        FOR_LANES_IN_TURN(l) {
+            u32 sum = 0;
+            UNROLL for (int c = 0; c < COPIES; ++c) sum += local[c * N + i + l];
+            if (sum) atomic_add(counts + i + l, sum);
+        }
+    }
+}
+
+// Makes the frequencies add up to SCALE by changing the largest; none that is not zero becomes zero.
+DEVICE void balance(u32 *frequency, int symbols, u32 sum) {
+    while (sum != SCALE) {
+        int largest = 0;
+        for (int s = 1; s < symbols; ++s) largest = frequency[s] > frequency[largest] ? s : largest;
+        const u32 half = frequency[largest] / 2;
+        const u32 change = sum < SCALE ? SCALE - sum : sum - SCALE < half ? SCALE - sum : 0 - half;
+        frequency[largest] += change;
+        sum += change;
+    }
+}
+
+// Turns counts into frequencies, writes them as tile 0 and makes the encoder's table.
+template <class T>
+DEVICE void make_tables(const u32 *counts, i64 count, u8 *slots, u32 *sizes, u64 *starts, EncodeTable table) {
+    constexpr int N = Parts<T>::SYMBOLS;
+    WARP_SHARED(u32, frequency, N);
+    Lane<u32> sum;
+    FOR_LANES(l) sum[l] = 0;
+    for (int i = 0; i < N; i += LANES) {
+        FOR_LANES(l) {
+            const u64 seen = counts[i + l];
+            const u32 rounded = (u32)((seen * SCALE + (u64)count / 2) / (u64)count);
+            frequency[i + l] = seen && !rounded ? 1 : rounded;
+            sum[l] += frequency[i + l];
+        }
+    }
+    warp_sync();
+    const u32 total = reduce_sum(sum);
+    ONE_LANE {
+        balance(frequency, N, total);
+        int low = 0, high = N;
+        while (!frequency[low]) ++low;
+        while (!frequency[high - 1]) --high;
+        u16 *out = (u16 *)slots;
+        *out++ = (u16)low, *out++ = (u16)(high - low);
+        u32 start = 0;
+        for (int s = low; s < high; ++s) {
+            table.set((u32)s, frequency[s], start);
+            start += frequency[s];
+            *out++ = (u16)frequency[s];
+        }
+        if ((high - low) % 2) *out++ = 0;
+        sizes[0] = (u32)((u8 *)out - slots);
+        starts[0] = 0;
+    }
+}
+
+// Reads the exponents and raw bits of a group; the last one is filled up with its first value.
+template <class T>
+DEVICE void load_group(const typename Layout<T>::U *from, i64 at, i64 count, Lane<u32> &exponent,
+                       Lane<typename Layout<T>::U> &raw) {
+    if (at + LANES <= count) {
+        FOR_LANES(l) {
+            exponent[l] = Parts<T>::exponent(from[at + l]);
+            raw[l] = Parts<T>::raw(from[at + l]);
+        }
+    } else {
+        FOR_LANES(l) {
+            const typename Layout<T>::U bits = from[at + l < count ? at + l : at];
+            exponent[l] = Parts<T>::exponent(bits);
+            raw[l] = Parts<T>::raw(bits);
+        }
+    }
+}
+
+// The raw bits of 32 values: their low words, half-words and bytes, and bit planes of what is left above.
+template <class T>
+DEVICE void store_raw(const Lane<typename Layout<T>::U> &raw, u8 *to) {
+    typedef Layout<T> L;
+    int shift = 0;
+    if (L::WORDS) {
+        FOR_LANES(l) ((u32 *)to)[l] = (u32)raw[l];
+        to += 4 * LANES, shift += 32;
+    }
+    if (L::HALVES) {
+        FOR_LANES(l) ((u16 *)to)[l] = (u16)(raw[l] >> shift);
+        to += 2 * LANES, shift += 16;
+    }
+    if (L::BYTES) {
+        FOR_LANES(l) to[l] = (u8)(raw[l] >> shift);
+        to += LANES, shift += 8;
+    }
+    if (L::PLANES) {
+        Lane<u32> rest;
+        FOR_LANES(l) rest[l] = (u32)(raw[l] >> shift);
+        transpose_bits(rest);
+        FOR_LANES(l) if (l < L::PLANES) ((u32 *)to)[l] = rest[l];
+    }
+}
+
+template <class T>
+DEVICE void load_raw(const u8 *from, Lane<typename Layout<T>::U> &raw) {
+    typedef Layout<T> L;
+    typedef typename L::U U;
+    int shift = 0;
+    FOR_LANES(l) raw[l] = 0;
+    if (L::WORDS) {
+        FOR_LANES(l) raw[l] = (U)(raw[l] | ((const u32 *)from)[l]);
+        from += 4 * LANES, shift += 32;
+    }
+    if (L::HALVES) {
+        FOR_LANES(l) raw[l] = (U)(raw[l] | (U)((const u16 *)from)[l] << shift);
+        from += 2 * LANES, shift += 16;
+    }
+    if (L::BYTES) {
+        FOR_LANES(l) raw[l] = (U)(raw[l] | (U)from[l] << shift);
+        from += LANES, shift += 8;
+    }
+    if (L::PLANES) {
+        Lane<u32> rest;
+        FOR_LANES(l) rest[l] = l < L::PLANES ? ((const u32 *)from)[l] : 0;
+        transpose_bits(rest);
+        FOR_LANES(l) raw[l] = (U)(raw[l] | (U)rest[l] << shift);
+    }
+}
+
+// Takes 32 exponents into the states; words that overflow are put out. Returns how many.
+DEVICE int encode_group(const Lane<u32> &exponent, const EncodeTable &table, Lane<u32> &state, u16 *words) {
+    Lane<u32> rest, full;
+    FOR_LANES(l) {
+        rest[l] = table.rest[exponent[l]];
+        full[l] = state[l] >= (rest[l] >> 17) << (31 - SCALE_BITS);
+    }
+    const u32 map = ballot(full);
+    store_halves(map, state, words);
+    FOR_LANES(l) {
+        const u32 x = full[l] ? state[l] >> 16 : state[l];
+        const u32 quotient = (u32)((u64)x * table.reciprocal[exponent[l]] >> 32) >> (rest[l] >> 13 & 15);
+        state[l] = x + (rest[l] & 0x1fff) + quotient * (SCALE - (rest[l] >> 17));
+    }
+    return count_ones(map);
+}
+
+template <class T>
+DEVICE u32 encode_tile(const typename Layout<T>::U *from, i64 start, i64 count, bool last, const EncodeTable &table, u8 *out) {
+    constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS;
+    const int groups = (int)((count - start < Parts<T>::TILE ? count - start + LANES - 1 : Parts<T>::TILE) / LANES);
+    u8 *const raw_at = out + STATE_BYTES - SEED_BYTES;
+    Lane<u32> state, exponent;
+    Lane<typename Layout<T>::U> raw;
+    FOR_LANES(l) ((u16 *)raw_at)[l] = 0;
+    warp_sync();
+    for (int g = 0; g < SEEDED && g < groups; ++g) {
+        load_group<T>(from, start + g * LANES, count, exponent, raw);
+        store_raw<T>(raw, raw_at + g * RAW);
+    }
+    warp_sync();
+    FOR_LANES(l) state[l] = SEED | ((const u16 *)raw_at)[l];
+    u16 *const words = (u16 *)(raw_at + raw_bytes<T>(groups)), *word = words;
+    for (int g = 0; g < groups; ++g) {
+        load_group<T>(from, start + g * LANES, count, exponent, raw);
+        if (g >= SEEDED) store_raw<T>(raw, raw_at + g * RAW);
+        word += encode_group(exponent, table, state, word);
+    }
+    const u32 odd = (word - words) & 1;
+    FOR_LANES(l) ((u32 *)out)[l] = state[l] | (l == 0 ? odd << 31 : 0);
+    ONE_LANE {
+        if (odd) *word = 0;
+    }
+    word += odd;
+    if (last) {
+        FOR_LANES(l) ((u8 *)word)[l] = 0;
+        word += SLACK / 2;
+    }
+    return (u32)((u8 *)word - out);
+}
+
+// Gives 32 exponents back. Returns whether there were words enough.
+template <class T>
+DEVICE bool decode_group(const typename DecodeSlot<T>::Entry *slots, Lane<u32> &state, const u16 *words, i64 &left,
+                         Lane<u32> &exponent) {
+    typedef DecodeSlot<T> Slot;
+    Lane<u32> low;
+    FOR_LANES(l) {
+        const typename Slot::Entry entry = slots[state[l] & (SCALE - 1)];
+        exponent[l] = Slot::symbol(entry);
+        state[l] = Slot::frequency(entry) * (state[l] >> SCALE_BITS) + Slot::place(entry);
+        low[l] = state[l] < LOWEST_STATE;
+    }
+    const u32 map = ballot(low);
+    left -= count_ones(map);
+    if (left < 0) return false;
+    const Lane<u32> word = load_halves(map, words + left);
+    FOR_LANES(l) state[l] = low[l] ? state[l] << 16 | word[l] : state[l];
+    return true;
+}
+
+template <class T>
+DEVICE void store_group(const Lane<u32> &exponent, const u8 *raw_at, T *to, i64 start, i64 count, i64 op) {
+    Lane<typename Layout<T>::U> raw;
+    Lane<T> value[1];
+    load_raw<T>(raw_at, raw);
+    FOR_LANES(l) value[0][l] = value_of(Parts<T>::join(exponent[l], raw[l]), T());
+    store_lanes(to, start, count, value, op);
+}
+
+// Decodes one tile of `size` bytes, unless it does not come out even.
+template <class T>
+DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::Entry *slots, T *to, i64 start, i64 count, i64 op) {
+    constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS;
+    const int groups = (int)((count - start < Parts<T>::TILE ? count - start + LANES - 1 : Parts<T>::TILE) / LANES);
+    const i64 before_words = STATE_BYTES - SEED_BYTES + raw_bytes<T>(groups);
+    if (size < before_words) return false;
+    const u8 *raw_at = in + STATE_BYTES - SEED_BYTES;
+    const u16 *words = (const u16 *)(in + before_words);
+    Lane<u32> state, exponent, seeded[2];
+    FOR_LANES(l) {
+        state[l] = ((const u32 *)in)[l] & 0x7fffffffu;
+        seeded[0][l] = seeded[1][l] = 0;
+    }
+    i64 left = (size - before_words) / 2 - (*(const u32 *)in >> 31);
+    for (int g = groups - 1; g >= 0; --g) {
+        if (!decode_group<T>(slots, state, words, left, exponent)) return false;
+        if (g >= SEEDED)
+            store_group(exponent, raw_at + g * RAW, to, start + g * LANES, count, op);
+        else if (g)
+            seeded[1] = exponent;
+        else
+            seeded[0] = exponent;
+    }
+    // The states are what they started as: the first raw bytes, which the first groups were waiting for.
+    WARP_SHARED(u32, raw, SEEDED * RAW / 4);
+    Lane<u32> wrong;
+    for (int i = 0; i < SEEDED * RAW / 4; i += LANES)
+        FOR_LANES(l) if (i + l < SEEDED * RAW / 4 && i + l < groups * RAW / 4) raw[i + l] = ((const u32 *)raw_at)[i + l];
+    warp_sync();
+    FOR_LANES(l) {
+        if (2 * l < SEEDED * RAW) ((u16 *)raw)[l] = (u16)state[l];
+        wrong[l] = state[l] >> 16 != SEED >> 16;
+    }
+    warp_sync();
+    UNROLL for (int g = 0; g < SEEDED; ++g)
+        if (g < groups) store_group(seeded[g], (const u8 *)raw + g * RAW, to, start + g * LANES, count, op);
+    warp_sync();
+    return left == 0 && reduce_or(wrong) == 0;
+}
+
+// Reads tile 0 and lays out the decoder's slots. Nothing in it is believed.
+template <class T>
+DEVICE bool open_table(const u8 *in, i64 size, typename DecodeSlot<T>::Entry *slots) {
+    const u16 *table = (const u16 *)in;
+    if (size < 4) return false;
+    const u32 low = table[0], symbols = table[1];
+    if (low + symbols > (u32)Parts<T>::SYMBOLS || size != 4 + (i64)(symbols + 1) / 2 * 4) return false;
+    u32 start = 0;
+    for (u32 s = 0; s < symbols; ++s) {
+        const u32 frequency = table[2 + s];
+        if (frequency > SCALE - start) return false;
+        for (u32 i = 0; i < frequency; i += LANES)
+            FOR_LANES(l) if (i + l < frequency) slots[start + i + l] = DecodeSlot<T>::make(low + s, frequency, i + l);
+        start += frequency;
+    }
+    return start == SCALE;
+}
+
+#define SPLIT_KERNELS(T)                                                                                              \
+    KERNEL(split_count_##T, const Layout<T>::U *from, i64 count, u32 *counts) {                                        \
+        count_exponents<T>(first, last, from, count, counts);                                                         \
+    }                                                                                                                 \
+    KERNEL(split_tables_##T, const u32 *counts, i64 count, u32 *table, u8 *slots, u32 *sizes, u64 *starts) {           \
+        FOR_TILES(t) make_tables<T>(counts, count, slots, sizes, starts, {table, table + Parts<T>::SYMBOLS});          \
+    }                                                                                                                 \
+    KERNEL(split_encode_##T, const Layout<T>::U *from, i64 count, u32 *table, u8 *slots, u32 *sizes, u64 *starts) {    \
+        TileWriter writer(slots, Parts<T>::SLOT, first, sizes + 1, starts + 1, sizes[0]);                              \
+        const EncodeTable encode = {table, table + Parts<T>::SYMBOLS};                                                \
+        FOR_TILES(t) {                                                                                                \
+            u8 *out = writer.begin(t);                                                                                \
+            writer.end(t, encode_tile<T>(from, t * Parts<T>::TILE, count, (t + 1) * Parts<T>::TILE >= count, encode, out));                \
+        }                                                                                                             \
+    }                                                                                                                 \
+    KERNEL(split_open_##T, const u8 *tiles, const u64 *offsets, DecodeSlot<T>::Entry *slots, u64 *status) {            \
+        FOR_TILES(t) {                                                                                                \
+            if (!*status && !open_table<T>(tiles + offsets[0], (i64)(offsets[1] - offsets[0]), slots))                 \
+                report(status, STATUS_BAD_STREAM);                                                                    \
+        }                                                                                                             \
+    }                                                                                                                 \
+    KERNEL(split_decode_##T, const u8 *tiles, const u64 *offsets, const DecodeSlot<T>::Entry *slots, i64 count, T *to, \
+           i64 op, u64 *status) {                                                                                     \
+        if (*status) return;                                                                                          \
+        FOR_TILES(t) {                                                                                                \
+            const i64 slack = (t + 1) * Parts<T>::TILE >= count ? SLACK : 0;                                                    \
+            const i64 size = (i64)(offsets[t + 2] - offsets[t + 1]) - slack;                                          \
+            if (!decode_tile<T>(tiles + offsets[t + 1], size, slots, to, t * Parts<T>::TILE, count, op))                         \
+                report(status, STATUS_BAD_STREAM);                                                                    \
+        }                                                                                                             \
+    }
+
+SPLIT_KERNELS(f16)
+SPLIT_KERNELS(bf16)
+SPLIT_KERNELS(f32)
+SPLIT_KERNELS(f64)

@@ -1,0 +1,10 @@
+// What a kernel can say went wrong: bits that it adds to the caller's status word.
+#pragma once
+#include "simt.h"
+
+constexpr u64 STATUS_BAD_STREAM = 1;  // decoding: the bytes are not a stream of this codec
+constexpr u64 STATUS_NOT_FINITE = 2;  // encoding: the format has no room for NaN and infinity
+
+DEVICE void report(u64 *status, u64 what) {
+    if (what) ONE_LANE atomic_or(status, what);
+}
