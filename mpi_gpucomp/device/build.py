@@ -1,0 +1,91 @@
+"""Builds the host library from `kernels/`: one shared library per instruction set, no Python headers.
+
+Run by the package's own build, and by hand in a plain checkout: `python mpi_gpucomp/device/build.py`. It imports
+nothing of the package, so that it works before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+__all__ = ["LIBRARIES", "build", "kernels_directory", "library_directory"]
+
+COMMON_FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
+    *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"),
+    # The same bytes as on a GPU need the same roundings and the same wrap-around.
+    *("-ffp-contract=off", "-fwrapv"),
+    # Streams are bytes that are read and written in words of several sizes.
+    "-fno-strict-aliasing",
+    # Loops with floating point become vector instructions only where nobody watches the floating-point flags.
+    *("-fno-math-errno", "-fno-trapping-math"),
+]
+
+X86_LEVELS = {"baseline": [], "x86-64-v3": ["-march=x86-64-v3"], "x86-64-v4": ["-march=x86-64-v4"]}
+LIBRARIES = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": []}
+"""The instruction sets built for this processor family, least to most demanding."""
+
+_HERE = Path(__file__).resolve().parent
+
+
+def library_directory() -> Path:
+    """Where the built libraries lie: beside this file."""
+    return _HERE / "lib"
+
+
+def kernels_directory() -> Path:
+    """Where the kernel texts lie: inside an installed package, or beside it in a checkout."""
+    installed = _HERE.parent / "kernels"
+    return installed if installed.is_dir() else _HERE.parents[1] / "kernels"
+
+
+def build(kernels: Path, to: Path, *, extra_flags: list[str] | None = None, only: str | None = None) -> list[Path]:
+    """Compile every family for every instruction set, at most one job per core, and link the libraries into `to`."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    flags = [*COMMON_FLAGS, *(extra_flags or [])]
+    levels = {name: march for name, march in LIBRARIES.items() if only in (None, name)}
+    to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(os.cpu_count() or 1) as jobs:
+        built: dict[str, list[Path]] = {name: [] for name in levels}
+        commands = []
+        for name, march in levels.items():
+            for source in sorted(kernels.glob("*.cu")):
+                target = Path(objects) / f"{name}-{source.stem}.o"
+                built[name].append(target)
+                commands.append([*compiler, *flags, *march, "-x", "c++", "-c", str(source), "-o", str(target)])
+        list(jobs.map(_run, commands))
+        return [
+            _link([*compiler, *(extra_flags or [])], parts, to / f"libgpucomp-{name}.so")
+            for name, parts in built.items()
+        ]
+
+
+def _link(linker: list[str], parts: list[Path], library: Path) -> Path:
+    _run([*linker, "-shared", *map(str, parts), "-o", str(library)])
+    return library
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise SystemExit(
+            f"building the host library: expected a C++17 compiler, got none at '{command[0]}'. "
+            "Install g++ or clang, or name one in the environment variable CXX."
+        ) from None
+    if done.returncode:
+        raise SystemExit(f"building the host library: {shlex.join(command)} failed:\n{done.stderr}")
+    if done.stderr:
+        print(done.stderr, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    for library in build(kernels_directory(), library_directory()):
+        print(library)

@@ -1,0 +1,55 @@
+"""Devices by name, each made once."""
+
+from __future__ import annotations
+
+import os
+import re
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.device.host import HostDevice
+from mpi_gpucomp.errors import DeviceError
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.device.base import Device
+
+__all__ = ["get_device"]
+
+_devices: dict[str, Device] = {}
+_lock = Lock()
+
+
+def get_device(name: str) -> Device:
+    """Return the device of this name: `host`, or `cuda:N` for the GPU with the number N."""
+    device = _devices.get(name)
+    if device is None:
+        with _lock:
+            device = _devices.get(name) or _devices.setdefault(name, _make(name))
+    return device
+
+
+def _make(name: str) -> Device:
+    if name == "host":
+        return HostDevice()
+    gpu = re.fullmatch(r"cuda:(0|[1-9][0-9]*)", name)
+    if gpu is None:
+        raise DeviceError(
+            f"device '{name}'",
+            expected="host or cuda:N with a GPU's number",
+            got=f"'{name}'",
+            remedy="Name the first GPU cuda:0.",
+        )
+    from mpi_gpucomp.device.cuda import CudaDevice
+
+    return CudaDevice(int(gpu[1]))
+
+
+def _forget() -> None:
+    """Let a forked child make its own devices: neither threads nor CUDA outlive a fork."""
+    global _lock
+    _lock = Lock()
+    _devices.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,34 @@
+"""What all tests share: the devices of this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpi_gpucomp.device import Device, get_device
+from mpi_gpucomp.errors import DeviceError
+
+
+def device_or_skip(name: str) -> Device:
+    """Return the device, or skip the test and say why."""
+    try:
+        return get_device(name)
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def host() -> Device:
+    """Return the processor."""
+    return get_device("host")
+
+
+@pytest.fixture
+def gpu() -> Device:
+    """Return the first GPU."""
+    return device_or_skip("cuda:0")
+
+
+@pytest.fixture(params=["host", "cuda:0"])
+def device(request: pytest.FixtureRequest) -> Device:
+    """Return each kind of device in turn."""
+    return device_or_skip(request.param)
