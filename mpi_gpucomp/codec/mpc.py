@@ -1,0 +1,58 @@
+"""Lossless, in the manner of MPC: differences at a stride, bit planes, zeros left out. For smooth data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from mpi_gpucomp.codec.parameters import Parameters, whole
+from mpi_gpucomp.codec.tiled import TiledCodec, Tiling
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec.tiled import EncodeJob
+    from mpi_gpucomp.device.base import Stream
+    from mpi_gpucomp.device.buffer import Buffer
+    from mpi_gpucomp.device.dtype import DType
+
+__all__ = ["Mpc"]
+
+VALUES, BLOCKS = 1024, 32
+
+
+class Mpc(TiledCodec):
+    """Each value less the one `stride` before it: the number of values that belong together, such as coordinates."""
+
+    name: ClassVar[str] = "mpc"
+    lossless: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
+    parameters: ClassVar[Parameters] = Parameters(stride=whole(1, 32, "values, 1 to 32"))
+
+    def __init__(self, stride: int = 1) -> None:
+        """Fix the stride."""
+        self.stride = stride
+
+    @property
+    def spec(self) -> str:
+        """The name, with the stride where it is not 1."""
+        return "mpc" if self.stride == 1 else f"mpc:stride={self.stride}"
+
+    @property
+    def wire_id(self) -> int:
+        """Family, version and stride."""
+        return 0x02 << 24 | 1 << 16 | self.stride
+
+    def tiling(self, dtype: DType) -> Tiling:
+        """Tiles of 32 blocks, each with a map of its planes."""
+        return Tiling(VALUES, slot=(VALUES + BLOCKS) * dtype.itemsize)
+
+    def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
+        """Queue the packing."""
+        source = job.source
+        args = (source.address, source.count, self.stride, job.slots, job.sizes, job.starts)
+        stream.launch(f"mpc_encode_{source.dtype.suffix}", job.tiles, *args)
+
+    def decode_tiles(
+        self, header: int, tiles: int, offsets: int, extra: int, to: Buffer, op: int, status: int, stream: Stream
+    ) -> None:
+        """Queue the unpacking."""
+        args = (tiles, offsets, self.stride, to.count, to.address, op, status)
+        stream.launch(f"mpc_decode_{to.dtype.suffix}", self.tiling(to.dtype).tiles(to.count), *args)

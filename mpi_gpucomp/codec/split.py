@@ -1,0 +1,71 @@
+"""Lossless for floats: the exponents entropy-coded, signs and mantissas as they are. For weights and gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from mpi_gpucomp.codec.tiled import TiledCodec, Tiling
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec.tiled import EncodeJob
+    from mpi_gpucomp.device.base import Stream
+    from mpi_gpucomp.device.buffer import Buffer
+    from mpi_gpucomp.device.dtype import DType
+
+__all__ = ["Split"]
+
+SCALE = 4096
+SYMBOLS = {"float16": 32, "bfloat16": 256, "float32": 256, "float64": 2048}
+RAW_BYTES = {"float16": 44, "bfloat16": 32, "float32": 96, "float64": 212}
+"""Bytes of the signs and mantissas of 32 values."""
+
+
+class Split(TiledCodec):
+    """Interleaved rANS over exponents, with one table of frequencies for the chunk."""
+
+    name: ClassVar[str] = "split"
+    lossless: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "float64")
+
+    @property
+    def spec(self) -> str:
+        """The name."""
+        return "split"
+
+    @property
+    def wire_id(self) -> int:
+        """Family and version."""
+        return 0x04 << 24 | 1 << 16
+
+    def tiling(self, dtype: DType) -> Tiling:
+        """Large tiles, because each pays for 32 states."""
+        groups = 512 if dtype.itemsize == 2 else 1024
+        slot = 128 + groups * RAW_BYTES[dtype.name] + 64 * groups + 32
+        return Tiling(32 * groups, slot, table=4 + 2 * SYMBOLS[dtype.name], grain=2)
+
+    def encode_extra(self, count: int, dtype: DType) -> int:
+        """Room for the counts of the exponents, and for the encoder's table."""
+        return 3 * 4 * SYMBOLS[dtype.name]
+
+    def decode_extra(self, dtype: DType) -> int:
+        """Room for the decoder's slots."""
+        return SCALE * (8 if dtype.name == "float64" else 4)
+
+    def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
+        """Queue the counting, the table and the coding."""
+        source, suffix, symbols = job.source, job.source.dtype.suffix, SYMBOLS[job.source.dtype.name]
+        counts, table = job.extra, job.extra + 4 * symbols
+        where, grain = (job.slots, job.sizes, job.starts), self.tiling(source.dtype).grain
+        stream.fill(counts, 0, 4 * symbols)
+        stream.launch(f"split_count_{suffix}", job.tiles, source.address, source.count, counts, grain=grain)
+        stream.launch(f"split_tables_{suffix}", 1, counts, source.count, table, *where)
+        stream.launch(f"split_encode_{suffix}", job.tiles, source.address, source.count, table, *where, grain=grain)
+
+    def decode_tiles(
+        self, header: int, tiles: int, offsets: int, extra: int, to: Buffer, op: int, status: int, stream: Stream
+    ) -> None:
+        """Queue the layout of the table and the decoding."""
+        suffix, tiling = to.dtype.suffix, self.tiling(to.dtype)
+        stream.launch(f"split_open_{suffix}", 1, tiles, offsets, extra, status)
+        args = (tiles, offsets, extra, to.count, to.address, op, status)
+        stream.launch(f"split_decode_{suffix}", tiling.tiles(to.count), *args, grain=tiling.grain)

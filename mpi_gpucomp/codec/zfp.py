@@ -1,0 +1,82 @@
+"""ZFP at a fixed rate, in one dimension: byte for byte libzfp's stream without a header."""
+
+from __future__ import annotations
+
+from math import floor
+from typing import TYPE_CHECKING, ClassVar
+
+from mpi_gpucomp.codec.base import OPS
+from mpi_gpucomp.codec.kernel import NOT_FINITE, KernelCodec, Mailbox
+from mpi_gpucomp.codec.parameters import Parameters, number
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec.base import Pending
+    from mpi_gpucomp.device.base import Memory, Stream
+    from mpi_gpucomp.device.buffer import Buffer
+    from mpi_gpucomp.device.dtype import DType
+
+__all__ = ["Zfp"]
+
+BLOCK, TILE, WORD_BITS = 4, 128, 64
+SHORTEST_BLOCK = {"float64": 12}
+"""Bits of a block's exponent and the bit before it, below which libzfp does not go; 9 for the others."""
+
+
+class Zfp(KernelCodec):
+    """ZFP with `rate` bits for each value; 16-bit floats go through float32.
+
+    A chunk with NaN or infinity travels raw. A block of 4 values all below about 1e-29 (float32) becomes zeros.
+    """
+
+    name: ClassVar[str] = "zfp"
+    lossless: ClassVar[bool] = False
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "float64")
+    parameters: ClassVar[Parameters] = Parameters(rate=number(0, 64, "bits per value, up to 64", above=True))
+
+    def __init__(self, rate: float = 16) -> None:
+        """Fix the rate in bits per value."""
+        self.rate = rate
+
+    @property
+    def spec(self) -> str:
+        """The name and the rate."""
+        return f"zfp:rate={self.rate:g}"
+
+    @property
+    def wire_id(self) -> int:
+        """Family, version, and the bits of a block: the only number that the decoder needs besides the type."""
+        return 0x01 << 24 | 1 << 16 | floor(BLOCK * self.rate + 0.5)
+
+    def block_bits(self, dtype: DType) -> int:
+        """Bits of a block of 4 values, within what the type can use."""
+        longest = BLOCK * max(32, 8 * dtype.itemsize)
+        return min(longest, max(SHORTEST_BLOCK.get(dtype.name, 9), floor(BLOCK * self.rate + 0.5)))
+
+    def encoded_size(self, count: int, dtype: DType) -> int:
+        """Bytes of an encoding, which do not depend on the values."""
+        return -(-(-(-count // BLOCK) * self.block_bits(dtype)) // WORD_BITS) * (WORD_BITS // 8)
+
+    def max_encoded(self, count: int, dtype: DType) -> int:
+        """Bytes of an encoding."""
+        return self.encoded_size(count, dtype)
+
+    def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
+        """Queue the encoding."""
+        self.check_encode(source, to, stream)
+        if not source.count:
+            return self.empty()
+        mailbox, nbytes = Mailbox(stream), self.encoded_size(source.count, source.dtype)
+        args = (source.address, source.count, to.address, self.block_bits(source.dtype), mailbox.status)
+        stream.launch(f"zfp_encode_{source.dtype.suffix}", -(-source.count // TILE), *args)
+        return mailbox.send(stream, lambda size, status: None if status & NOT_FINITE else nbytes)
+
+    def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
+        """Queue the decoding; every stream of the right length is one."""
+        self.check_decode(source, nbytes, to, op, stream)
+        if nbytes != self.encoded_size(to.count, to.dtype):
+            return self.refuse(to.count, f"{nbytes} bytes instead of {self.encoded_size(to.count, to.dtype)}")
+        if not to.count:
+            return self.empty()
+        args = (source.address, to.count, to.address, self.block_bits(to.dtype), OPS[op])
+        stream.launch(f"zfp_decode_{to.dtype.suffix}", -(-to.count // TILE), *args)
+        return self.after(stream, nbytes)

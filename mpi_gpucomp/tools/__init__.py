@@ -1,0 +1,1 @@
+"""What `python -m mpi_gpucomp` can do."""

@@ -1,0 +1,247 @@
+"""nvCOMP: what its package says of the calls, limits and bounds that we use; and the bytes, where there is a GPU."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import re
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from coding import buffer_in, decode, encode, upload, values
+
+from mpi_gpucomp.codec import cramjam, nvcomp
+from mpi_gpucomp.codec.formats import FORMATS, Ans, Bitcomp, Cascaded, Deflate, Gdeflate, Lz4, Snappy, Zstd
+from mpi_gpucomp.device import DTYPES, dtype_of_name, get_device
+from mpi_gpucomp.errors import DeviceError
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec.general import GeneralCodec
+    from mpi_gpucomp.device import Stream
+
+library = pytest.importorskip("nvidia.nvcomp", reason="nvCOMP is not installed")
+libnvcomp = pytest.importorskip("nvidia.libnvcomp", reason="nvCOMP's C library is not installed")
+HOME = Path(libnvcomp.__path__[0])
+
+PLAIN = [codec for codec in FORMATS if codec.form.plain]
+BYTE = dtype_of_name("uint8")
+SIZES = [0, 1, 2, 5, 8, 64, 1000, 4095, 65535, 65536, 65537, 1 << 20, 12345678, 1 << 24]
+
+every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+
+
+def no_gpu() -> str:
+    try:
+        get_device("cuda:0")
+    except DeviceError as error:
+        return f"no GPU: {error.got}"
+    return ""
+
+
+WITHOUT_GPU = no_gpu()
+
+
+@pytest.fixture
+def gpu() -> Stream:
+    if WITHOUT_GPU:
+        pytest.skip(WITHOUT_GPU)
+    return get_device("cuda:0").stream()
+
+
+@pytest.fixture
+def host() -> Stream:
+    return get_device("host").stream(inline=True)
+
+
+def header(kind: type[GeneralCodec]) -> str:
+    return (HOME / "include" / "nvcomp" / f"{kind.form.algorithm.lower()}.h").read_text()
+
+
+def constant(kind: type[GeneralCodec], name: str) -> int:
+    """Read a constant from nvCOMP's C header: shifts and sums of numbers."""
+    found = re.search(rf"nvcomp\w+?{name} = ([^;]+);", header(kind))
+    assert found is not None
+    text = re.sub(r"(?<=\d)[uUlL]+", "", found[1])
+    allowed = (ast.Expression, ast.BinOp, ast.LShift, ast.Add, ast.Sub, ast.Constant)
+    assert all(isinstance(node, allowed) for node in ast.walk(ast.parse(text, mode="eval")))
+    return int(eval(text))
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
+def test_limits_of_the_plain_form_are_nvcomps(kind: type[GeneralCodec]) -> None:
+    assert kind.form.largest == constant(kind, "CompressionMaxAllowedChunkSize")
+    assert cramjam.LARGEST[kind.name] <= constant(kind, "DecompressionMaxAllowedChunkSize")
+
+
+@every_format
+def test_alignment_is_nvcomps(kind: type[GeneralCodec]) -> None:
+    sides = constant(kind, "RequiredCompressionAlignment"), constant(kind, "RequiredDecompressionAlignment")
+    assert kind.form.alignment == max(sides)
+
+
+class Options(ctypes.Structure):
+    """The options of every compressor in nvCOMP's C interface: 64 bytes by value."""
+
+    _fields_ = (("data", ctypes.c_char * 64),)
+
+
+TYPES = {"|i1": 0, "|u1": 1, "<i2": 2, "<u2": 3, "<i4": 4, "<u4": 5, "<i8": 6, "<u8": 7}
+TYPES |= {"<f2": 10, "<f4": 11, "<f8": 12}
+
+
+def c_options(codec: GeneralCodec, options: dict[str, Any]) -> bytes:
+    """Lay out our options for nvCOMP's C interface."""
+    data_type = TYPES.get(options.get("data_type", "|i1"), 0)
+    if isinstance(codec, Ans):
+        return struct.pack("=ii", 0, data_type)
+    if isinstance(codec, Bitcomp):
+        return struct.pack("=iid", 0, data_type, 0.0)
+    if isinstance(codec, Cascaded):
+        asymmetric, bit_packing, all_encodings, level = 1, 1, 7, 3
+        return struct.pack("=IIQQQB", data_type, asymmetric, bit_packing, 0, all_encodings, level)
+    return struct.pack("=i", options.get("algorithm_type", 0))
+
+
+def nvcomps_bound(codec: GeneralCodec, options: dict[str, Any], nbytes: int) -> int:
+    """Ask nvCOMP's C library, which needs no GPU for it, how long one encoded piece may be."""
+    name = {"GDeflate": "Gdeflate"}.get(codec.form.algorithm, codec.form.algorithm)
+    shared = ctypes.CDLL(str(next(HOME.glob("lib64/libnvcomp.so*"))))
+    function = shared[f"nvcompBatched{name}CompressGetMaxOutputChunkSize"]
+    function.argtypes = ctypes.c_size_t, Options, ctypes.POINTER(ctypes.c_size_t)
+    given, size = Options(), ctypes.c_size_t()
+    layout = c_options(codec, options)
+    ctypes.memmove(ctypes.byref(given), layout, len(layout))
+    assert function(nbytes, given, ctypes.byref(size)) == 0
+    return size.value
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("kind", [Lz4, Snappy, Zstd, Deflate], ids=lambda kind: kind.name)
+def test_bound_of_the_plain_form_covers_nvcomps(kind: type[GeneralCodec], nbytes: int) -> None:
+    for level in kind.levels or [1]:
+        codec = kind(level)
+        assert codec.max_encoded(nbytes, BYTE) >= nvcomps_bound(codec, codec.options(BYTE), nbytes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [Gdeflate, Ans, Bitcomp, Cascaded], ids=lambda kind: kind.name)
+def test_bound_of_the_native_form_covers_nvcomps(kind: type[GeneralCodec], dtype: Any) -> None:
+    codec = kind()
+    piece = nvcomps_bound(codec, codec.options(dtype), nvcomp.PIECE)
+    for pieces in (1, 2, 100):
+        room = codec.max_encoded(pieces * nvcomp.PIECE // dtype.itemsize, dtype)
+        assert room >= nvcomp.NATIVE_HEADER + pieces * (piece + nvcomp.NATIVE_FIELDS)
+    assert codec.max_encoded(1, dtype) >= nvcomp.NATIVE_HEADER + piece + nvcomp.NATIVE_FIELDS
+
+
+def documented(function: Any, *words: str) -> bool:
+    """Say whether one documented signature has all these arguments."""
+    return any(all(word in line for word in words) for line in function.__doc__.splitlines() if "self:" in line)
+
+
+def test_the_calls_that_we_make_are_documented() -> None:
+    codec = library.Codec
+    assert documented(codec.encode, "BatchArray", "out: object", "compression_config:")
+    assert documented(codec.decode, "BatchArray", "out: object", "decompression_config:")
+    assert documented(codec.compression_config, "uncompressed_sizes: list[int]")
+    assert documented(codec.decompression_config, "compression_config:")
+    assert "as_arrays(sources: list[object]" in library.as_arrays.__doc__
+    assert "Sizes in bytes of every entry" in library.BatchArray.buffer_sizes.__doc__
+    assert {"RAW", "NVCOMP_NATIVE"} <= set(library.BitstreamKind.__members__)
+
+
+@every_format
+def test_every_option_that_we_pass_is_documented(kind: type[GeneralCodec]) -> None:
+    text = library.Codec.__init__.__doc__
+    common, _, special = text.partition("LZ4 algorithm specific options:")
+    ours = special.partition(f"{kind.form.algorithm} algorithm specific options:")[2].partition("specific options:")[0]
+    for word in ("algorithm", "device_id", "cuda_stream", "uncomp_chunk_size", "bitstream_kind"):
+        assert re.search(rf"^\s*{word}:", common, re.MULTILINE)
+    for dtype in DTYPES:
+        assert all(re.search(rf"^\s*{word}:", ours, re.MULTILINE) for word in kind().options(dtype))
+
+
+def test_types_are_those_that_nvcomp_has() -> None:
+    assert {Ans().options(dtype)["data_type"] for dtype in DTYPES} == {"|u1", "<f2", "<f4"}
+    bitcomp = {dtype.name: Bitcomp().options(dtype)["data_type"] for dtype in DTYPES}
+    assert bitcomp["bfloat16"] == "<u2" and bitcomp["float16"] == "<f2" and bitcomp["complex128"] == "<f8"
+    cascaded = {dtype.name: Cascaded().options(dtype)["data_type"] for dtype in DTYPES}
+    assert cascaded["float32"] == "<u4" and cascaded["int16"] == "<i2" and cascaded["bool"] == "|u1"
+    assert {kind[1] for kind in cascaded.values()} == {"i", "u"}
+
+
+@every_format
+@pytest.mark.skipif(not WITHOUT_GPU, reason="there is a GPU")
+def test_nvcomp_knows_the_options_and_misses_only_the_gpu(kind: type[GeneralCodec]) -> None:
+    for dtype in DTYPES:
+        with pytest.raises(DeviceError) as caught:
+            nvcomp.Session(kind.form, kind().options(dtype), "cuda:0", 1)
+        message = str(caught.value)
+        assert message.startswith(f"nvCOMP's {kind.form.algorithm} on cuda:0: expected a GPU that runs it, got CUDA ")
+        assert message.endswith(
+            ". Check the driver with nvidia-smi, or choose a codec of this package's own kernels, such as split."
+        )
+    with pytest.raises(DeviceError, match='got Unsupported argument: "wrong"'):
+        nvcomp.Session(kind.form, {"wrong": 1}, "cuda:0", 1)
+
+
+def test_without_nvcomp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.nvcomp", None)
+    with pytest.raises(DeviceError) as caught:
+        nvcomp.Session(Lz4.form, {}, "cuda:0", 1)
+    assert str(caught.value) == (
+        "nvCOMP on cuda:0: expected the package nvidia.nvcomp, "
+        "got import of nvidia.nvcomp halted; None in sys.modules. "
+        "Install it with 'pip install mpi_gpucomp[cuda13]', or [cuda12] where the driver is older."
+    )
+
+
+@every_format
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 100_001])
+def test_round_trip_on_a_gpu(kind: type[GeneralCodec], dtype: Any, count: int, gpu: Stream) -> None:
+    array = values(dtype.name, count)
+    back = np.zeros_like(array)
+    decode(kind(), encode(kind(), array, gpu), back, gpu)
+    assert back.tobytes() == array.tobytes()
+
+
+@every_format
+def test_unaligned_buffers_on_a_gpu(kind: type[GeneralCodec], gpu: Stream) -> None:
+    array = values("uint8", 10_007)
+    back = np.zeros_like(array)
+    decode(kind(), encode(kind(), array, gpu, shift=3), back, gpu, shift=5)
+    assert back.tobytes() == array.tobytes()
+
+
+@every_format
+def test_reduction_on_a_gpu(kind: type[GeneralCodec], gpu: Stream) -> None:
+    here, arriving = values("float32", 50_001, 1), values("float32", 50_001, 2)
+    expected = here + arriving
+    decode(kind(), encode(kind(), arriving, gpu), here, gpu, "sum")
+    assert (here == expected).all()
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gpu_and_host_read_each_other(kind: type[GeneralCodec], dtype: Any, gpu: Stream, host: Stream) -> None:
+    for count in (1, 1000, 300_000):
+        array = values(dtype.name, count)
+        for writer, reader in ((gpu, host), (host, gpu)):
+            back = np.zeros_like(array)
+            decode(kind(), encode(kind(), array, writer), back, reader)
+            assert back.tobytes() == array.tobytes()
+
+
+@every_format
+@pytest.mark.parametrize("nbytes", [1, 1000, 65536, 65537, 1 << 20])
+def test_bound_covers_the_one_of_nvcomps_codec(kind: type[GeneralCodec], nbytes: int, gpu: Stream) -> None:
+    codec, array = kind(), np.zeros(nbytes, np.uint8)
+    source = buffer_in(upload(array, gpu), array)
+    session = nvcomp.session(codec.form, codec.options(source.dtype), gpu)
+    wrapped = library.as_array(nvcomp._Span(source.address, nbytes, "|u1"))
+    assert codec.max_encoded(nbytes, source.dtype) >= session._codec.get_max_comp_buffer_size(wrapped)

@@ -1,0 +1,231 @@
+"""The GPU side of the general codecs on a machine without one: our calls, against a stand-in that keeps nvCOMP's rules.
+
+The stand-in is no test of nvCOMP (that is in test_nvcomp, on a GPU). It shows that we wait for nothing, stay aligned,
+name the right stream and lengths, and hand on what goes wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+import zlib
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from coding import buffer_in, decode, encode, upload, values
+
+from mpi_gpucomp.codec import nvcomp
+from mpi_gpucomp.codec.cramjam import _READ, _WRITE, _compress, _decompress, _view
+from mpi_gpucomp.codec.formats import FORMATS, Ans, Bitcomp, Deflate, Lz4, Zstd
+from mpi_gpucomp.codec.general import GeneralCodec
+from mpi_gpucomp.device import DTYPES, Memory, Stream
+from mpi_gpucomp.device.host import HostDevice, InlineStream
+from mpi_gpucomp.errors import BufferError, DeviceError, StreamError
+
+cramjam = pytest.importorskip("cramjam")
+
+ALIGNMENTS = {kind.form.algorithm: kind.form.alignment for kind in FORMATS}
+
+
+class Batch:
+    """A batch of one; asking for its size is what waits."""
+
+    asked = 0
+
+    def __init__(self, sources: list[Any]) -> None:
+        (span,) = sources
+        interface = span.__cuda_array_interface__
+        assert interface["version"] == 3 and interface["stream"] is None and interface["strides"] is None
+        self.address, self.element = interface["data"][0], interface["typestr"]
+        self.size = interface["shape"][0] * int(self.element[2:])
+
+    @property
+    def buffer_sizes(self) -> list[int]:
+        Batch.asked += 1
+        return [self.size]
+
+
+class StandInCodec:
+    """Compresses host memory with cramjam or zlib, where nvCOMP would compress a GPU's."""
+
+    opened: ClassVar[list[StandInCodec]] = []
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.configured = options, 0
+        self.name = options["algorithm"].lower() if options["bitstream_kind"] == "raw" else "native"
+        self.opened.append(self)
+
+    def compression_config(self, sizes: list[int]) -> tuple[str, int]:
+        self.configured += 1
+        assert min(sizes) > 0
+        return "compression", *sizes
+
+    def decompression_config(self, compression_config: tuple[str, int]) -> tuple[str, int]:
+        assert compression_config[0] == "compression"
+        return "decompression", compression_config[1]
+
+    def encode(self, srcs: Batch, out: Batch, compression_config: tuple[str, int]) -> Batch:
+        assert compression_config == ("compression", srcs.size)
+        assert srcs.element == self.options.get("data_type", "|u1")
+        return self._work(srcs, out, lambda plain, to: _compress(cramjam, self.name, 1, plain, to), zlib.compress)
+
+    def decode(self, srcs: Batch, out: Batch, decompression_config: tuple[str, int]) -> Batch:
+        assert decompression_config == ("decompression", out.size)
+        return self._work(srcs, out, lambda data, to: _decompress(cramjam, self.name, data, to), zlib.decompress)
+
+    def _work(self, srcs: Batch, out: Batch, plain_form: Any, native_form: Any) -> Batch:
+        assert not any(batch.address % ALIGNMENTS[self.options["algorithm"]] for batch in (srcs, out))
+        source, to = _view(srcs.address, srcs.size, _READ), _view(out.address, out.size, _WRITE)
+        try:
+            if self.name == "native":
+                result = native_form(source)
+                to[: len(result)] = result
+                out.size = len(result)
+            else:
+                out.size = plain_form(source, to)
+        except (cramjam.DecompressionError, zlib.error) as error:
+            raise RuntimeError("nvCOMP error : code=12.") from error
+        return out
+
+
+class StandInStream(InlineStream):
+    """A stream that has what a CUDA stream has and the host's does not."""
+
+    handle = SimpleNamespace(ptr=0x5EED)
+
+    def run(self, work: Any) -> None:
+        work()
+
+
+class StandInGpu(HostDevice):
+    """Host memory under a GPU's name."""
+
+    name = "cuda:3"
+
+    def stream(self, *, inline: bool = False) -> InlineStream:
+        return StandInStream(self)
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    kinds = SimpleNamespace(RAW="raw", NVCOMP_NATIVE="native")
+    package = SimpleNamespace(BitstreamKind=kinds, Codec=StandInCodec, as_arrays=Batch)
+    monkeypatch.setitem(sys.modules, "nvidia.nvcomp", package)
+    monkeypatch.setattr(StandInCodec, "opened", [])
+    monkeypatch.setattr(Batch, "asked", 0)
+    return StandInGpu().stream()
+
+
+every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+
+
+@every_format
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 5000])
+def test_round_trip(kind: type[GeneralCodec], dtype: Any, count: int, stream: Stream) -> None:
+    array = values(dtype.name, count)
+    back = np.zeros_like(array)
+    data = encode(kind(), array, stream)
+    assert decode(kind(), data, back, stream) == array.nbytes
+    assert back.tobytes() == array.tobytes()
+
+
+@every_format
+def test_unaligned_buffers_are_staged_and_the_memory_given_back(kind: type[GeneralCodec], stream: Stream) -> None:
+    array = values("uint8", 3001)
+    back, here = np.zeros_like(array), values("uint8", 3001, 1)
+    expected = here + array
+    data = encode(kind(), array, stream, shift=3)
+    decode(kind(), data, back, stream, shift=5)
+    decode(kind(), data, here, stream, "sum", shift=7)
+    assert (back == array).all() and (here == expected).all()
+    assert stream.device.pool.statistics.in_use == 0
+
+
+def test_codec_opens_once_on_our_stream(stream: Stream) -> None:
+    array = values("float32", 100)
+    for level in (1, 1, 9):
+        encode(Deflate(level), array, stream)
+    common = {"algorithm": "Deflate", "device_id": 3, "cuda_stream": 0x5EED, "uncomp_chunk_size": 65536}
+    assert [codec.options for codec in StandInCodec.opened] == [
+        {**common, "bitstream_kind": "raw", "algorithm_type": 1},
+        {**common, "bitstream_kind": "raw", "algorithm_type": 5},
+    ]
+
+
+def test_codec_ends_with_its_stream(stream: Stream) -> None:
+    other = stream.device.stream()
+    encode(Lz4(), values("float32", 100), other)
+    codec = weakref.ref(StandInCodec.opened.pop())
+    assert codec() is not None
+    del other
+    gc.collect()
+    assert codec() is None
+
+
+def test_lengths_are_configured_once_and_not_kept_without_end(stream: Stream) -> None:
+    for count in [5, 6, 5, 6]:
+        encode(Bitcomp(), values("int16", count), stream)
+    (codec,) = StandInCodec.opened
+    assert codec.configured == 2
+    for count in range(1, 200):
+        encode(Bitcomp(), values("int16", count), stream)
+    (session,) = nvcomp._sessions[stream].values()
+    assert len(session._configurations) <= nvcomp.CONFIGURATIONS_KEPT
+
+
+def test_no_size_is_asked_for_before_the_caller_asks(stream: Stream) -> None:
+    array, back = values("float32", 100), np.zeros(100, np.float32)
+    source, to = buffer_in(upload(array, stream), array), buffer_in(upload(back, stream), back)
+    room = stream.device.alloc(Ans().max_encoded(100, source.dtype))
+    encoding = Ans().encode(source, room, stream)
+    assert encoding.done() and Batch.asked == 0
+    size = encoding.size()
+    assert size is not None and Batch.asked == 1
+    decoding = Ans().decode(room, size, to, stream)
+    assert decoding.done() and Batch.asked == 1
+
+
+def test_a_buffer_too_long_for_the_plain_form_travels_raw(stream: Stream) -> None:
+    array = np.zeros(Lz4.form.largest + 1, np.uint8)
+    source = buffer_in(upload(array, stream), array)
+    room = stream.device.alloc(Lz4().max_encoded(array.size, source.dtype))
+    assert Lz4().encode(source, room, stream).size() is None
+
+
+def test_encoded_bytes_must_be_aligned(stream: Stream) -> None:
+    array = values("float32", 10)
+    memory = stream.device.alloc(1000)
+    room = Memory(memory.address + 2, 900, stream.device, memory)
+    with pytest.raises(BufferError) as caught:
+        Zstd().encode(buffer_in(upload(array, stream), array), room, stream)
+    assert str(caught.value) == (
+        f"nvCOMP's Zstd on cuda:3: expected encoded bytes at a multiple of 8, got the address {room.address:#x}. "
+        "Place them at the start of memory from the device's pool."
+    )
+
+
+@every_format
+def test_what_nvcomp_reports_as_broken(kind: type[GeneralCodec], stream: Stream) -> None:
+    array = values("uint8", 500)
+    data = encode(kind(), array, stream)
+    with pytest.raises(StreamError) as caught:
+        decode(kind(), data[: len(data) // 2], array.copy(), stream)
+    name, remedy = kind.name, "The bytes were damaged or cut short on their way, or another codec wrote them."
+    assert str(caught.value) == (
+        f"codec {name}: expected a {name} stream of 500 plain bytes, got nvCOMP error : code=12. {remedy}"
+    )
+    with pytest.raises(StreamError, match="stream of 501 plain bytes, got one of 500"):
+        decode(kind(), data, np.zeros(501, np.uint8), stream)
+
+
+def test_what_nvcomp_reports_while_encoding(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA Runtime API failure")
+
+    monkeypatch.setattr(StandInCodec, "encode", fail)
+    with pytest.raises(DeviceError, match=r"^nvCOMP's ANS on cuda:3: expected a GPU that runs it, got CUDA Runtime"):
+        encode(Ans(), values("float32", 10), stream)
