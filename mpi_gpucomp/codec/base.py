@@ -88,6 +88,10 @@ class Codec(ABC):
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
         """Queue the decoding of `source` and its reduction into `to`: to = to op decoded (`op` one of OPS)."""
 
+    def tolerates_damage(self, stream: Stream) -> bool:
+        """Say whether damaged bytes are safe to decode on this stream: an error or wrong values, and no worse."""
+        return True
+
     def check_dtype(self, dtype: DType) -> None:
         """Raise if the codec does not take elements of this type."""
         if dtype.name not in self.dtypes:

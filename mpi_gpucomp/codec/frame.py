@@ -1,0 +1,221 @@
+"""The frame of a chunk on the wire: a header of 48 bytes that says what follows, then the encoded bytes.
+
+    offset  bytes
+         0      4   magic "GPCF"
+         4      1   version of this layout
+         5      1   flags: 1 raw (the payload is the plain bytes), 2 checked (there is a checksum)
+         6      1   element type (device.dtype)
+         7      1   zero
+         8      4   wire id of the codec
+        12      4   checksum: Adler-32 of the header with zeros in this place, followed by the payload
+        16      8   sequence: the number of the chunk
+        24      8   plain length in bytes
+        32      8   encoded length in bytes
+        40      8   zero
+
+All numbers are little-endian. The length keeps the payload aligned for every kernel. A chunk that does not shrink, or
+that its codec cannot hold, travels raw.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.codec.base import Pending
+from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.device.dtype import DType, dtype_of_code
+from mpi_gpucomp.errors import FrameError
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec.base import Codec
+    from mpi_gpucomp.device.base import Memory, Stream
+    from mpi_gpucomp.device.buffer import Buffer
+
+__all__ = ["HEADER_BYTES", "VERSION", "Header", "decode", "encode", "parse", "read_header", "room"]
+
+MAGIC, VERSION = b"GPCF", 1
+RAW, CHECKED = 1, 2
+LAYOUT = struct.Struct("<4sBBBBIIQQQQ")
+HEADER_BYTES = LAYOUT.size
+CHECKSUM_TILE = 4096
+ADLER = 65521
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a frame says of its payload."""
+
+    wire_id: int
+    dtype: DType
+    sequence: int
+    plain: int
+    encoded: int
+    raw: bool = False
+    checked: bool = True
+    checksum: int = 0
+
+    def pack(self) -> bytes:
+        """Return the bytes of the header."""
+        flags = RAW * self.raw | CHECKED * self.checked
+        kind = (MAGIC, VERSION, flags, self.dtype.code, 0, self.wire_id)
+        return LAYOUT.pack(*kind, self.checksum, self.sequence, self.plain, self.encoded, 0)
+
+    def sealed(self, payload: int) -> Header:
+        """Return the header with its checksum, given that of the payload."""
+        return replace(self, checksum=_joined(replace(self, checksum=0).pack(), payload, self.encoded))
+
+
+def parse(data: bytes, *, where: str = "frame") -> Header:
+    """Read a header that nobody vouches for; `where` names the frame in errors."""
+    if len(data) < HEADER_BYTES:
+        raise _broken(where, f"a header of {HEADER_BYTES} bytes", f"{len(data)} bytes")
+    magic, version, flags, code, zero, wire_id, checksum, sequence, plain, encoded, zeros = LAYOUT.unpack_from(data)
+    if magic != MAGIC:
+        raise _broken(where, f"the magic bytes {MAGIC.hex()}", magic.hex())
+    if version != VERSION:
+        raise _broken(where, f"version {VERSION}", f"version {version}", "Run the same release on every rank.")
+    dtype = dtype_of_code(code)
+    unchecked = checksum and not flags & CHECKED
+    if dtype is None or zero or zeros or unchecked or flags & ~(RAW | CHECKED):
+        raise _broken(where, "known flags, an element type and zeros", f"{data[4:8].hex()} and {data[40:48].hex()}")
+    header = Header(wire_id, dtype, sequence, plain, encoded, bool(flags & RAW), bool(flags & CHECKED), checksum)
+    if plain % dtype.itemsize or (header.raw and encoded != plain):
+        raise _broken(where, f"lengths that fit {dtype} elements", f"{plain} plain and {encoded} encoded bytes")
+    return header
+
+
+def room(codec: Codec, count: int, dtype: DType) -> int:
+    """Bytes that a frame of `count` elements never exceeds."""
+    return HEADER_BYTES + max(codec.max_encoded(count, dtype), count * dtype.itemsize)
+
+
+def encode(codec: Codec, source: Buffer, to: Memory, sequence: int, stream: Stream, *, checked: bool = True) -> Pending:
+    """Queue the encoding of a chunk as a frame in `to`, which holds `room` bytes; the answer is its length."""
+    payload = to.part(HEADER_BYTES, to.nbytes - HEADER_BYTES)
+    pending = codec.encode(source, payload, stream)
+    expected = codec.encoded_size(source.count, source.dtype)
+    early = _Checksum(payload.address, expected, stream) if checked and expected is not None else None
+
+    def answer() -> int:
+        size = pending.size()
+        raw = size is None or size >= max(1, source.nbytes)
+        if raw:
+            size = Nothing().encode(source, payload, stream).size()
+        assert size is not None
+        header = Header(codec.wire_id, source.dtype, sequence, source.nbytes, size, raw, checked)
+        if checked:
+            checksum = early if early and not raw else _Checksum(payload.address, size, stream)
+            header = header.sealed(checksum.value())
+        _write(header.pack(), to, stream)
+        return HEADER_BYTES + size
+
+    return Pending(pending.done, answer)
+
+
+def read_header(source: Memory, stream: Stream, *, where: str = "frame") -> Header:
+    """Read the header of the frame in `source`, wherever that is; waits for the stream."""
+    nbytes = min(HEADER_BYTES, source.nbytes)
+    with stream.device.pinned(HEADER_BYTES) as here:
+        stream.copy(here.address, source.address, nbytes)
+        stream.synchronize()
+        return parse(ctypes.string_at(here.address, nbytes), where=where)
+
+
+def decode(
+    codec: Codec,
+    header: Header,
+    source: Memory,
+    to: Buffer,
+    stream: Stream,
+    *,
+    op: str = "replace",
+    sequence: int | None = None,
+    where: str = "frame",
+) -> Pending:
+    """Queue the decoding of the frame in `source` onto `to`, once header and checksum are right."""
+    _check_agreement(codec, header, source, to, sequence, where)
+    payload = source.part(HEADER_BYTES, header.encoded)
+    checksum = _Checksum(payload.address, header.encoded, stream) if header.checked else None
+
+    def check() -> None:
+        if checksum and header.sealed(checksum.value()) != header:
+            raise _broken(where, f"the checksum {header.checksum:#010x}", "another one")
+
+    # Damage that would spoil what is there already, or the device, is looked for first; else it is found at the end.
+    if op != "replace" or not codec.tolerates_damage(stream):
+        check()
+        checksum = None
+    pending = (Nothing() if header.raw else codec).decode_reduce(payload, header.encoded, to, op, stream)
+
+    def answer() -> int | None:
+        check()
+        return pending.size()
+
+    return Pending(pending.done, answer)
+
+
+def _check_agreement(
+    codec: Codec, header: Header, source: Memory, to: Buffer, sequence: int | None, where: str
+) -> None:
+    """Raise unless the header says what the receiver expects."""
+    agree = "Pass the same codec, type and count on every rank."
+    if header.wire_id != codec.wire_id:
+        raise _broken(where, f"codec {codec.spec} (wire id {codec.wire_id:#x})", f"wire id {header.wire_id:#x}", agree)
+    if header.dtype != to.dtype or header.plain != to.nbytes:
+        got = f"{header.plain} bytes of {header.dtype}"
+        raise _broken(where, f"{to.nbytes} bytes of {to.dtype}", got, agree)
+    if sequence is not None and header.sequence != sequence:
+        raise _broken(where, f"chunk {sequence}", f"chunk {header.sequence}")
+    if HEADER_BYTES + header.encoded > source.nbytes:
+        raise _broken(where, f"{HEADER_BYTES + header.encoded} bytes", f"{source.nbytes}")
+
+
+class _Checksum:
+    """The Adler-32 of bytes on a stream's device, queued when it is made."""
+
+    def __init__(self, address: int, nbytes: int, stream: Stream) -> None:
+        tiles, device = -(-nbytes // CHECKSUM_TILE), stream.device
+        partial = device.alloc(8 * tiles)
+        self._result = device.pinned(4)
+        stream.launch("checksum_tiles", tiles, address, nbytes, partial.address)
+        stream.launch("checksum_join", 1, partial.address, nbytes, self._result.address)
+        stream.release(partial)
+        self._event = stream.record()
+
+    def value(self) -> int:
+        """Wait for the number; asked once."""
+        self._event.wait()
+        with self._result as result:
+            return ctypes.c_uint32.from_address(result.address).value
+
+
+def _joined(front: bytes, payload: int, nbytes: int) -> int:
+    """Return the Adler-32 of `front` followed by `nbytes` bytes whose Adler-32 is `payload`."""
+    first = zlib.adler32(front)
+    low = ((first & 0xFFFF) + (payload & 0xFFFF) - 1) % ADLER
+    high = ((first >> 16) + (payload >> 16) + nbytes * ((first & 0xFFFF) - 1)) % ADLER
+    return high << 16 | low
+
+
+def _write(header: bytes, to: Memory, stream: Stream) -> None:
+    """Put the header in front of a payload that is there."""
+    if stream.device.name == "host":
+        ctypes.memmove(to.address, header, HEADER_BYTES)
+        return
+    here = stream.device.pinned(HEADER_BYTES)
+    ctypes.memmove(here.address, header, HEADER_BYTES)
+    stream.copy(to.address, here.address, HEADER_BYTES)
+    stream.release(here)
+
+
+def _broken(where: str, expected: str, got: str, remedy: str = "") -> FrameError:
+    return FrameError(
+        where,
+        expected=expected,
+        got=got,
+        remedy=remedy or "The frame was damaged or cut short on its way, or something else wrote to this buffer.",
+    )
