@@ -1,6 +1,6 @@
 """Latency of broadcast: MPI's own beside the compressed chunked chain, in one run, every result verified.
 
-    mpirun -n 4 python -m osu_bench.bcast --codecs none,split,zfp:rate=8
+mpirun -n 4 python -m osu_bench.bcast --codecs none,split,zfp:rate=8
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def timed(comm: MPI.Intracomm, broadcast: Broadcast, expected: Array, lossless: 
     return comm.allreduce(elapsed, MPI.MAX) * 1e6, comm.allreduce(wrong(expected, values, lossless))
 
 
-def measure(
-    comm: MPI.Intracomm, contenders: dict[str, Broadcast], expected: Array, rounds: int
-) -> dict[str, float]:
+def measure(comm: MPI.Intracomm, contenders: dict[str, Broadcast], expected: Array, rounds: int) -> dict[str, float]:
     """Run the contenders in turn; return the median microseconds of each after one round to warm up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds + 1):

@@ -1,0 +1,8 @@
+"""The command line: `python -m mpi_gpucomp`."""
+
+import sys
+
+from mpi_gpucomp.tools.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

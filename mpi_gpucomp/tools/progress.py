@@ -1,0 +1,48 @@
+"""A bar that shows how far a command has come: on a terminal only, and never in the output itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Progress"]
+
+WIDTH = 24
+CLEAR = "\r\x1b[K"
+"""Back to the start of the line, and empty it."""
+
+
+class Progress:
+    """The bar, for the length of a `with`; it leaves nothing behind."""
+
+    def __init__(self, total: int, terminal: TextIO | None = None) -> None:
+        """Expect `total` steps; draw on `terminal` (standard error) if it is one."""
+        self._total, self._started = total, 0
+        self._terminal = sys.stderr if terminal is None else terminal
+        self._shown = self._terminal.isatty()
+
+    def start(self, step: str) -> None:
+        """Show that the next step begins, and its name."""
+        filled = WIDTH * self._started // max(1, self._total)
+        self._started += 1
+        self._write(f"{CLEAR}[{'#' * filled}{'.' * (WIDTH - filled)}] {self._started} of {self._total}: {step}")
+
+    def _write(self, text: str) -> None:
+        if self._shown:
+            self._terminal.write(text)
+            self._terminal.flush()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Empty the line."""
+        self._write(CLEAR)

@@ -1,0 +1,1 @@
+"""Benchmarks, each a short program: `python -m osu_bench.NAME`."""
