@@ -73,39 +73,70 @@ struct Quantiser {
     }
 };
 
+// The nearest multiple of the step, counted in steps; zero where there is none.
+template <class F>
+DEVICE i32 nearest(F value, const Quantiser<F> &by) {
+    const F scaled = value * by.inverse;
+    return (i32)((magnitude(scaled) < (F)(1 << 30) ? scaled : (F)0) + (scaled < 0 ? (F)-0.5 : (F)0.5));
+}
+
 // Quantises 32 values. Where one would not meet the bound when decoded, `bad` is all ones, else zero.
 template <class T, class F>
 DEVICE void quantise(const Lane<F> &value, const Quantiser<F> &by, Lane<u32> &q, Lane<u32> &bad) {
     FOR_LANES(l) {
-        const F scaled = value[l] * by.inverse;
-        const bool fits = magnitude(scaled) < (F)(1 << 30);
-        const i32 nearest = (i32)((fits ? scaled : (F)0) + (scaled < 0 ? (F)-0.5 : (F)0.5));
-        const F back = widen(narrow<T>(by.step * (F)nearest));
-        q[l] = (u32)nearest;
-        bad[l] = fits & (magnitude(back - value[l]) <= by.limit) ? 0 : ~0u;
+        const i32 steps = nearest(value[l], by);
+        const F back = widen(narrow<T>(by.step * (F)steps));
+        q[l] = (u32)steps;
+        bad[l] = magnitude(back - value[l]) <= by.limit ? 0 : ~0u;
     }
 }
 
-// Packs the values, or their differences (the first from `before`, the value in front of the block), whichever are narrower,
-// as bit planes. Returns the block's byte; RAW_BLOCK, and nothing packed, where that is not less than `most` wide.
-DEVICE u32 pack_block(const Lane<u32> &q, const Lane<u32> &bad, u32 before, u32 most, u32 *out) {
-    Lane<u32> plain, delta;
-    const Lane<u32> previous = shift_in(before, q);
-    FOR_LANES(l) {
-        plain[l] = zigzag((i32)q[l]) | bad[l];
-        delta[l] = zigzag((i32)(q[l] - previous[l])) | bad[l];
+// A block ready to be packed: its values, or their differences (the first from `before`, the last value of the block in
+// front) where those are narrower.
+struct Packing {
+    Lane<u32> code;
+    u32 width, delta;
+
+    MEMBER void take_values(const Lane<u32> &q, const Lane<u32> &bad) {
+        FOR_LANES(l) code[l] = zigzag((i32)q[l]) | bad[l];
+        width = 32 - leading_zeros(reduce_or(code));
+        delta = 0;
     }
-    const u32 plain_width = 32 - leading_zeros(reduce_or(plain));
-    const u32 delta_width = 32 - leading_zeros(reduce_or(delta));
-    const bool differences = delta_width < plain_width;
-    const u32 width = differences ? delta_width : plain_width;
-    if (width >= most) return RAW_BLOCK;
-    store_planes(differences ? delta : plain, width, out);
-    return differences ? width | DELTA : width;
-}
+
+    MEMBER void try_differences(const Lane<u32> &q, const Lane<u32> &bad, u32 before) {
+        Lane<u32> difference;
+        const Lane<u32> previous = shift_in(before, q);
+        FOR_LANES(l) difference[l] = zigzag((i32)(q[l] - previous[l])) | bad[l];
+        const u32 narrower = 32 - leading_zeros(reduce_or(difference));
+        if (narrower < width) {
+            code = difference;
+            width = narrower;
+            delta = DELTA;
+        }
+    }
+};
 
 DEVICE u32 block_words(u32 byte, u32 raw, u32 constant) {
     return byte == RAW_BLOCK ? raw : byte == CONSTANT_BLOCK ? constant : byte & ~DELTA;
+}
+
+// Element i of a block that keeps all bits. A block starts at a multiple of 4 bytes, so larger elements are taken in words.
+template <class B>
+DEVICE void store_kept(u32 *words, int i, B bits) {
+    if constexpr (sizeof(B) == 8) {
+        words[2 * i] = (u32)bits;
+        words[2 * i + 1] = (u32)(bits >> 32);
+    } else {
+        ((B *)words)[i] = bits;
+    }
+}
+
+template <class T>
+DEVICE T load_kept(const u32 *words, int i) {
+    if constexpr (sizeof(T) == 8)
+        return float_of_bits(words[2 * i] | (u64)words[2 * i + 1] << 32);
+    else
+        return ((const T *)words)[i];
 }
 
 // Keeps all bits of a block: once, if its values are all the same.
@@ -113,71 +144,85 @@ template <class T>
 DEVICE u32 keep_block(const T *from, i64 start, i64 count, u32 *out) {
     typedef typename Bits<T>::type B;
     const B *bits = (const B *)from;
-    B *to = (B *)out;
     Lane<u32> other;
     FOR_LANES(l) other[l] = start + l < count && bits[start + l] != bits[start];
     if (reduce_or(other) == 0) {
         ONE_LANE {
             out[0] = 0;
-            to[0] = bits[start];
+            store_kept(out, 0, bits[start]);
         }
         return CONSTANT_BLOCK;
     }
-    FOR_LANES(l) to[l] = start + l < count ? bits[start + l] : (B)0;
+    FOR_LANES(l) store_kept(out, l, start + l < count ? bits[start + l] : (B)0);
     return RAW_BLOCK;
 }
 
 template <class T, class F>
-DEVICE void load_lanes(const T *from, i64 start, i64 count, Lane<F> &value) {
+DEVICE void load_lanes(const T *from, i64 start, i64 count, Lane<F> &value, F beyond = 0) {
     if (start + LANES <= count) {
         FOR_LANES(l) value[l] = widen(from[start + l]);
     } else {
-        FOR_LANES(l) value[l] = start + l < count ? (F)widen(from[start + l]) : (F)0;
+        FOR_LANES(l) value[l] = start + l < count ? (F)widen(from[start + l]) : beyond;
     }
 }
+
+// Several blocks at a time, one step after the other, so that a machine that can do more than one thing at once does.
+constexpr int AT_ONCE = 4;
 
 template <class T>
 DEVICE u32 encode_tile(const T *from, i64 start, i64 count, const Quantiser<typename Wide<T>::type> &by, u8 *out) {
     u32 *words = (u32 *)(out + BLOCKS);
-    u32 before = 0;
-    for (int b = 0; b < BLOCKS; ++b) {
-        const i64 at = start + b * LANES;
-        u32 byte = 0;
-        if (at < count) {
+    u32 before = 0, useful = DELTA;
+    for (int b = 0; b < BLOCKS; b += AT_ONCE) {
+        Lane<u32> q[AT_ONCE], bad[AT_ONCE];
+        Packing packing[AT_ONCE];
+        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
             Lane<typename Wide<T>::type> value;
-            Lane<u32> q, bad;
-            load_lanes(from, at, count, value);
-            quantise<T>(value, by, q, bad);
-            byte = pack_block(q, bad, before, widest<T>(), words);
-            if (byte == RAW_BLOCK)
+            load_lanes(from, start + (b + i) * LANES, count, value);
+            quantise<T>(value, by, q[i], bad[i]);
+        }
+        UNROLL for (int i = 0; i < AT_ONCE; ++i) packing[i].take_values(q[i], bad[i]);
+        if (useful) {  // where differences did not help a tile's blocks before, as in noise, they will not help the next ones
+            useful = 0;
+            UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+                packing[i].try_differences(q[i], bad[i], before);
+                before = broadcast(q[i], LANES - 1);
+                useful |= packing[i].delta;
+            }
+        }
+        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+            const i64 at = start + (b + i) * LANES;
+            u32 byte = packing[i].width | packing[i].delta;
+            if (at >= count)
+                byte = 0;
+            else if (packing[i].width >= widest<T>())
                 byte = keep_block(from, at, count, words);
             else
-                before = broadcast(q, LANES - 1);
+                store_planes(packing[i].code, packing[i].width, words);
+            ONE_LANE out[b + i] = (u8)byte;
+            words += block_words(byte, raw_words<T>(), constant_words<T>());
         }
-        ONE_LANE out[b] = (u8)byte;
-        words += block_words(byte, raw_words<T>(), constant_words<T>());
     }
     return (u32)((u8 *)words - out);
 }
 
 template <class T>
 DEVICE void encode(i64 first, i64 last, const T *from, i64 count, const Header *header, u8 *slots, u32 *sizes, u64 *starts) {
-    const Quantiser<typename Wide<T>::type> by(*header);
     TileWriter writer(slots, slot_bytes<T>(), first, sizes, starts);
     FOR_TILES(t) {
+        const Quantiser<typename Wide<T>::type> by(*header);
         u8 *out = writer.begin(t);
         writer.end(t, encode_tile(from, t * TILE, count, by, out));
     }
 }
 
-// `before` is the value in front of the block, in steps, and becomes the block's last one; blocks kept exactly do not count.
-template <class T>
-DEVICE void decode_block(u32 byte, const u32 *words, typename Wide<T>::type step, u32 &before, T *to, i64 start, i64 count, i64 op) {
-    typedef typename Wide<T>::type F;
+// `before` is the last value of the block in front, in steps, and becomes this block's.
+template <class T, class F>
+DEVICE void decode_block(u32 byte, const u32 *words, const Quantiser<F> &by, u32 &before, T *to, i64 start, i64 count, i64 op) {
     if (byte >= CONSTANT_BLOCK) {
-        const T *kept = (const T *)words;
         Lane<T> value[1];
-        FOR_LANES(l) value[0][l] = kept[byte == RAW_BLOCK ? l : 0];
+        FOR_LANES(l) value[0][l] = load_kept<T>(words, byte == RAW_BLOCK ? l : 0);
+        before = (u32)nearest((F)widen(load_kept<T>(words, byte == RAW_BLOCK ? LANES - 1 : 0)), by);
         store_lanes(to, start, count, value, op);
         return;
     }
@@ -192,14 +237,15 @@ DEVICE void decode_block(u32 byte, const u32 *words, typename Wide<T>::type step
         FOR_LANES(l) q[l] += before;
     }
     before = broadcast(q, LANES - 1);
-    FOR_LANES(l) value[0][l] = step * (F)(i32)q[l];
+    FOR_LANES(l) value[0][l] = by.step * (F)(i32)q[l];
     store_lanes(to, start, count, value, op);
 }
 
 // Decodes one tile of `size` bytes, unless its blocks do not add up to that.
 template <class T>
-DEVICE bool decode_tile(const u8 *in, u64 size, typename Wide<T>::type step, T *to, i64 start, i64 count, i64 op) {
+DEVICE bool decode_tile(const u8 *in, u64 size, const Quantiser<typename Wide<T>::type> &by, T *to, i64 start, i64 count, i64 op) {
     Lane<u32> byte, words, bad;
+    if (size < BLOCKS) return false;
     FOR_LANES(l) {
         byte[l] = in[l];
         words[l] = block_words(byte[l], raw_words<T>(), constant_words<T>());
@@ -210,7 +256,7 @@ DEVICE bool decode_tile(const u8 *in, u64 size, typename Wide<T>::type step, T *
     u32 before = 0;
     for (int b = 0; b < BLOCKS && start + b * LANES < count; ++b) {
         const u32 *block = (const u32 *)(in + BLOCKS) + broadcast(place, b);
-        decode_block(broadcast(byte, b), block, step, before, to, start + b * LANES, count, op);
+        decode_block(broadcast(byte, b), block, by, before, to, start + b * LANES, count, op);
     }
     return true;
 }
@@ -218,10 +264,10 @@ DEVICE bool decode_tile(const u8 *in, u64 size, typename Wide<T>::type step, T *
 template <class T>
 DEVICE void decode(i64 first, i64 last, const Header *header, const u8 *tiles, const u64 *offsets, i64 count, T *to, i64 op,
                    u64 *status) {
-    const typename Wide<T>::type step = (typename Wide<T>::type)header->step;
-    if (*status) return;
+    if (failed(status)) return;
     FOR_TILES(t) {
-        if (!decode_tile(tiles + offsets[t], offsets[t + 1] - offsets[t], step, to, t * TILE, count, op))
+        const Quantiser<typename Wide<T>::type> by(*header);
+        if (!decode_tile(tiles + offsets[t], offsets[t + 1] - offsets[t], by, to, t * TILE, count, op))
             report(status, STATUS_BAD_STREAM);
     }
 }
@@ -234,11 +280,13 @@ DEVICE void tile_range(const T *from, i64 start, i64 count, double *range) {
     Lane<F> greatest, turned;
     FOR_LANES(l) greatest[l] = turned[l] = -infinite;
     for (i64 at = start; at < start + TILE && at < count; at += LANES) {
+        Lane<F> value;
+        load_lanes(from, at, count, value, infinite);
         FOR_LANES(l) {
-            const F x = at + l < count ? (F)widen(from[at + l]) : infinite;
-            const bool finite = magnitude(x) < infinite;
-            greatest[l] = finite & (x > greatest[l]) ? x : greatest[l];
-            turned[l] = finite & (-x > turned[l]) ? -x : turned[l];
+            const F x = value[l];
+            const F up = magnitude(x) < infinite ? x : -infinite, down = magnitude(x) < infinite ? -x : -infinite;
+            greatest[l] = up > greatest[l] ? up : greatest[l];
+            turned[l] = down > turned[l] ? down : turned[l];
         }
     }
     const double high = (double)reduce_max(greatest), low = -(double)reduce_max(turned);

@@ -18,7 +18,11 @@ DEVICE bool infinite(f64 x) { return all_ones<u64>(bits_of_float(x), 0x7ff000000
 
 DEVICE f16 cast(f32 x, f16) { return narrow<f16>(x); }
 DEVICE bf16 cast(f32 x, bf16) { return narrow<bf16>(x); }
-DEVICE f32 cast(f64 x, f32) { return (f32)x; }
+DEVICE f32 cast(f64 x, f32) {
+    const u64 bits = bits_of_float(x);
+    const u32 nan = (u32)(bits >> 63) << 31 | 0x7fc00000u | (u32)(bits >> 29 & 0x7fffff);  // a GPU's conversion loses the payload
+    return (bits & ~(u64)0 >> 1) > 0x7ff0000000000000ull ? float_of_bits(nan) : (f32)x;
+}
 
 template <class T, class Small>
 DEVICE void encode(i64 first, i64 last, const T *from, i64 count, Small *to, u64 *status) {

@@ -79,6 +79,7 @@ template <class T, class U>
 DEVICE bool decode_tile(const u8 *in, u64 size, int stride, T *to, i64 start, i64 count, i64 op) {
     constexpr int N = Words<U>::PER_VALUE;
     const u32 *maps = (const u32 *)in, *planes = maps + BLOCKS * N;
+    if (size < 4 * BLOCKS * N) return false;
     Lane<u32> ones;
     Lane<int> carried_from;
     FOR_LANES(l) {
@@ -116,7 +117,7 @@ DEVICE bool decode_tile(const u8 *in, u64 size, int stride, T *to, i64 start, i6
 
 template <class U, class T>
 DEVICE void decode(i64 first, i64 last, const u8 *tiles, const u64 *offsets, i64 stride, i64 count, T *to, i64 op, u64 *status) {
-    if (*status) return;
+    if (failed(status)) return;
     FOR_TILES(t) {
         if (!decode_tile<T, U>(tiles + offsets[t], offsets[t + 1] - offsets[t], (int)stride, to, t * TILE, count, op))
             report(status, STATUS_BAD_STREAM);

@@ -2,7 +2,7 @@
 #pragma once
 
 constexpr int WARPS_PER_BLOCK = 4;
-constexpr int BLOCKS_PER_SM = 8;  // so 64 registers a lane; left to itself ptxas spills to get down to 32
+constexpr int BLOCKS_PER_SM = 6;  // so 80 registers a lane; left to itself ptxas spills to get down to 32
 
 #define MEMBER __device__ __forceinline__
 #define DEVICE static MEMBER

@@ -11,7 +11,7 @@
 #define DEVICE static MEMBER
 #define CONSTANT static const
 #define KERNEL(name, ...) extern "C" __attribute__((visibility("default"))) void name(i64 first, i64 last, __VA_ARGS__)
-#define FOR_TILES(t) for (i64 t = first; t < last; ++t)
+#define FOR_TILES(t) if (const FloatMode mode; true) for (i64 t = first; t < last; ++t)
 #ifdef __clang__
 #define FOR_LANES(l) _Pragma("clang loop vectorize(assume_safety)") for (int l = 0; l < LANES; ++l)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -28,6 +28,30 @@ struct alignas(64) Lane {
     T value[LANES];
     MEMBER T &operator[](int l) { return value[l]; }
     MEMBER const T &operator[](int l) const { return value[l]; }
+};
+
+// Floating point as IEEE has it and a GPU does it, for as long as this lives: programs may have told the processor to flush
+// denormal numbers to zero, and bytes and bounds would depend on that.
+struct FloatMode {
+#if defined(__SSE2__)
+    const u32 before = __builtin_ia32_stmxcsr();
+    MEMBER FloatMode() { set(0x1f80); }
+    MEMBER ~FloatMode() { set(before); }
+    static MEMBER void set(u32 mode) {
+        __asm__ volatile("" : : : "memory");  // what is read and written on one side of it stays there
+        __builtin_ia32_ldmxcsr(mode);
+        __asm__ volatile("" : : : "memory");
+    }
+#elif defined(__aarch64__)
+    u64 before;
+    MEMBER FloatMode() {
+        __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+        __asm__ volatile("msr fpcr, %0" : : "r"((u64)0) : "memory");
+    }
+    MEMBER ~FloatMode() { __asm__ volatile("msr fpcr, %0" : : "r"(before) : "memory"); }
+#else
+    MEMBER FloatMode() {}
+#endif
 };
 
 DEVICE void warp_sync() {}

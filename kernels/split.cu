@@ -408,17 +408,18 @@ DEVICE bool open_table(const u8 *in, i64 size, typename DecodeSlot<T>::Entry *sl
     }                                                                                                                 \
     KERNEL(split_open_##T, const u8 *tiles, const u64 *offsets, DecodeSlot<T>::Entry *slots, u64 *status) {            \
         FOR_TILES(t) {                                                                                                \
-            if (!*status && !open_table<T>(tiles + offsets[0], (i64)(offsets[1] - offsets[0]), slots))                 \
+            if (!failed(status) && !open_table<T>(tiles + offsets[0], (i64)(offsets[1] - offsets[0]), slots))          \
                 report(status, STATUS_BAD_STREAM);                                                                    \
         }                                                                                                             \
     }                                                                                                                 \
     KERNEL(split_decode_##T, const u8 *tiles, const u64 *offsets, const DecodeSlot<T>::Entry *slots, i64 count, T *to, \
            i64 op, u64 *status) {                                                                                     \
-        if (*status) return;                                                                                          \
+        if (failed(status)) return;                                                                                   \
+        const i64 words_end = (i64)offsets[(count + Parts<T>::TILE - 1) / Parts<T>::TILE + 1] - SLACK;                 \
         FOR_TILES(t) {                                                                                                \
-            const i64 slack = (t + 1) * Parts<T>::TILE >= count ? SLACK : 0;                                                    \
-            const i64 size = (i64)(offsets[t + 2] - offsets[t + 1]) - slack;                                          \
-            if (!decode_tile<T>(tiles + offsets[t + 1], size, slots, to, t * Parts<T>::TILE, count, op))                         \
+            const i64 start = (i64)offsets[t + 1], next = (i64)offsets[t + 2];                                        \
+            const i64 size = (next < words_end ? next : words_end) - start;                                           \
+            if (!decode_tile<T>(tiles + start, size, slots, to, t * Parts<T>::TILE, count, op))                       \
                 report(status, STATUS_BAD_STREAM);                                                                    \
         }                                                                                                             \
     }

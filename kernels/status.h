@@ -8,3 +8,10 @@ constexpr u64 STATUS_NOT_FINITE = 2;  // encoding: the format has no room for Na
 DEVICE void report(u64 *status, u64 what) {
     if (what) ONE_LANE atomic_or(status, what);
 }
+
+// Whether something has gone wrong before. Other warps may be reporting just now: all lanes get the same answer.
+DEVICE bool failed(const u64 *status) {
+    Lane<u32> seen;
+    FOR_LANES(l) seen[l] = *status != 0;
+    return ballot(seen) != 0;
+}

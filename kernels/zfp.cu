@@ -73,18 +73,20 @@ DEVICE void load_blocks(const T *from, i64 start, i64 count, Lane<F> (&value)[ZF
     }
 }
 
-// What every lane knows of its block: the integers to code, the bits so far, and how many they are.
-template <class F>
+// What every lane knows of its block: the integers to code, the bits so far, and how many they are. A block that fits a Word
+// is one; a longer one passes through it.
+template <class F, class Word>
 struct Blocks {
+    static constexpr u32 WORD_BITS = 8 * sizeof(Word);
     Lane<typename Format<F>::UInt> integer[ZFP_BLOCK];
-    Lane<u64> bits;
+    Lane<Word> bits;
     Lane<u32> length;
 };
 
 // Scales a block to integers, decorrelates them and starts its code with the exponent. A block of zeros is done at once, and so
 // is one so small that its scale would overflow (libzfp makes garbage of those). Returns whether all values are finite.
-template <class F>
-DEVICE bool quantise(Lane<F> (&value)[ZFP_BLOCK], u32 block_bits, Blocks<F> &blocks) {
+template <class F, class Word>
+DEVICE bool quantise(Lane<F> (&value)[ZFP_BLOCK], u32 block_bits, Blocks<F, Word> &blocks) {
     typedef typename Format<F>::Int Int;
     typedef typename Format<F>::UInt UInt;
     constexpr int M = Format<F>::MANTISSA, P = Format<F>::PLANES;
@@ -106,7 +108,7 @@ DEVICE bool quantise(Lane<F> (&value)[ZFP_BLOCK], u32 block_bits, Blocks<F> &blo
         forward_lift(x[0], x[1], x[2], x[3]);
         UNROLL for (int j = 0; j < ZFP_BLOCK; ++j)
             blocks.integer[j][l] = ((UInt)x[j] + Format<F>::NEGABINARY) ^ Format<F>::NEGABINARY;
-        blocks.bits[l] = coded ? 2 * (u64)(field + 1) + 1 : 0;
+        blocks.bits[l] = coded ? 2 * (Word)(field + 1) + 1 : 0;
         blocks.length[l] = coded ? Format<F>::EXPONENT + 1 : block_bits;
     }
     return reduce_or(infinite) == 0;
@@ -122,9 +124,10 @@ DEVICE void put_bits(u32 *words, u32 at, u64 bits, u32 length) {
     }
 }
 
-// Codes the bit planes, two at a time, until every block is full. What does not fit in 64 bits is put out on the way.
-template <bool FITS, class F>
-DEVICE void encode_planes(Blocks<F> &blocks, u32 block_bits, u32 *words) {
+// Codes the bit planes, two at a time, until every block is full. What is too much for a Word is put out on the way.
+template <bool FITS, class F, class Word>
+DEVICE void encode_planes(Blocks<F, Word> &blocks, u32 block_bits, u32 *words) {
+    constexpr u32 MASK = Blocks<F, Word>::WORD_BITS - 1;
     Lane<u32> row, out;
     FOR_LANES(l) row[l] = out[l] = 0;
     for (int k = Format<F>::PLANES - 2; k >= 0; k -= 2) {
@@ -134,7 +137,7 @@ DEVICE void encode_planes(Blocks<F> &blocks, u32 block_bits, u32 *words) {
             UNROLL for (int j = 0; j < ZFP_BLOCK; ++j) pair |= ((u32)(blocks.integer[j][l] >> k) & 3) << 2 * j;
             const u32 entry = ZFP_ENCODE.entry[row[l] + pair];
             const bool more = out[l] + blocks.length[l] < block_bits;
-            blocks.bits[l] |= (u64)(more ? entry & 0xffff : 0) << (blocks.length[l] & 63);
+            blocks.bits[l] |= (Word)(more ? entry & 0xffff : 0) << (blocks.length[l] & MASK);
             blocks.length[l] += more ? entry >> 16 & 15 : 0;
             row[l] = entry >> 20;
             open[l] = out[l] + blocks.length[l] < block_bits;
@@ -142,39 +145,52 @@ DEVICE void encode_planes(Blocks<F> &blocks, u32 block_bits, u32 *words) {
         if (!FITS) {
             FOR_LANES_IN_TURN(l) {
                 if (blocks.length[l] >= 32 && open[l]) {
-                    put_bits(words, l * block_bits + out[l], blocks.bits[l] & 0xffffffffu, 32);
-                    blocks.bits[l] >>= 32, blocks.length[l] -= 32, out[l] += 32;
+                    put_bits(words, l * block_bits + out[l], (u32)blocks.bits[l], 32);
+                    blocks.bits[l] >>= 32 & MASK, blocks.length[l] -= 32, out[l] += 32;
                 }
             }
         }
         if (!reduce_or(open)) break;
     }
+    if (block_bits == 32) {
+        FOR_LANES(l) words[l] = (u32)blocks.bits[l];
+        return;
+    }
     FOR_LANES_IN_TURN(l) {
         const u32 room = block_bits - out[l];
         const u32 length = blocks.length[l] < room ? blocks.length[l] : room;
         const u64 bits = length < 64 ? blocks.bits[l] & (((u64)1 << length) - 1) : blocks.bits[l];
-        put_bits(words, l * block_bits + out[l], bits, length);
+        put_bits(words, l * block_bits + out[l], bits, bits ? length : 0);  // a block of zeros is longer than `bits`
     }
+}
+
+// Codes one tile into words that start as zeros. Returns whether all values are finite.
+template <bool FITS, class Word, class T>
+DEVICE bool encode_tile(const T *from, i64 start, i64 count, u32 block_bits, u32 *words) {
+    typedef typename Wide<T>::type F;
+    Lane<F> value[ZFP_BLOCK];
+    Blocks<F, Word> blocks;
+    load_blocks(from, start, count, value);
+    const bool finite = quantise(value, block_bits, blocks);
+    encode_planes<FITS>(blocks, block_bits, words);
+    return finite;
 }
 
 template <class T>
 DEVICE void encode(i64 first, i64 last, const T *from, i64 count, u32 *to, u32 block_bits, u64 *status) {
-    typedef typename Wide<T>::type F;
     const i64 tiles = (count + TILE - 1) / TILE;
     const i64 stream_words = ((count + 3) / 4 * block_bits + 63) / 64 * 2;  // libzfp fills up its last word of 64 bits
     bool finite = true;
-    WARP_SHARED(u32, words, Format<F>::LONGEST_BLOCK + 1);
+    WARP_SHARED(u32, words, Format<typename Wide<T>::type>::LONGEST_BLOCK + 1);
     FOR_TILES(t) {
-        Lane<F> value[ZFP_BLOCK];
-        Blocks<F> blocks;
-        load_blocks(from, t * TILE, count, value);
-        finite &= quantise(value, block_bits, blocks);
         for (u32 w = 0; w <= block_bits; w += LANES) FOR_LANES(l) if (w + l <= block_bits) words[w + l] = 0;
         warp_sync();
-        if (block_bits <= 64)
-            encode_planes<true>(blocks, block_bits, words);
+        if (block_bits <= 32)
+            finite &= encode_tile<true, u32>(from, t * TILE, count, block_bits, words);
+        else if (block_bits <= 64)
+            finite &= encode_tile<true, u64>(from, t * TILE, count, block_bits, words);
         else
-            encode_planes<false>(blocks, block_bits, words);
+            finite &= encode_tile<false, u64>(from, t * TILE, count, block_bits, words);
         warp_sync();
         const i64 tile_words = t == tiles - 1 ? stream_words - t * block_bits : block_bits;
         for (u32 w = 0; w < tile_words; w += LANES) FOR_LANES(l) if (w + l < tile_words) to[t * block_bits + w + l] = words[w + l];
@@ -196,9 +212,9 @@ DEVICE u64 bits_at(const u32 *words, u32 at) {
     return at & 31 ? low >> (at & 31) | (u64)word[2] << (64 - (at & 31)) : low;
 }
 
-// Decodes bit planes until every block's bits are used up. A block of up to 64 bits is read at once, a longer one on the way.
-template <bool FITS, class F>
-DEVICE void decode_planes(Blocks<F> &blocks, u32 block_bits, const u32 *words) {
+// Decodes bit planes until every block's bits are used up. A block that fits a Word is read at once, a longer one on the way.
+template <bool FITS, class F, class Word>
+DEVICE void decode_planes(Blocks<F, Word> &blocks, u32 block_bits, const u32 *words) {
     typedef typename Format<F>::UInt UInt;
     const u32 *const table = ZFP_DECODE->entry;  // all rows as one table: the form that becomes a gather
     Lane<u32> row;
@@ -212,9 +228,9 @@ DEVICE void decode_planes(Blocks<F> &blocks, u32 block_bits, const u32 *words) {
             const u32 used = blocks.length[l], rest = block_bits - used;
             const u32 left = rest < ZFP_LONGEST_PLANE ? rest : ZFP_LONGEST_PLANE;
             const u32 at = l * block_bits + used;
-            const u64 ahead = FITS ? blocks.bits[l] >> (used & 63) : (words[at >> 5] | (u64)words[(at >> 5) + 1] << 32) >> (at & 31);
-            const u32 window = (u32)ahead & (ZFP_WINDOW - 1);
-            const u32 entry = table[left * (ZFP_STATES * ZFP_WINDOW) + row[l] + window];
+            const u32 ahead = FITS ? (u32)(blocks.bits[l] >> (used & (Blocks<F, Word>::WORD_BITS - 1)))
+                                   : (u32)((words[at >> 5] | (u64)words[(at >> 5) + 1] << 32) >> (at & 31));
+            const u32 entry = table[left * (ZFP_STATES * ZFP_WINDOW) + row[l] + (ahead & (ZFP_WINDOW - 1))];
             UNROLL for (int j = 0; j < ZFP_BLOCK; ++j) blocks.integer[j][l] |= (UInt)(entry >> j & 1) << k;
             blocks.length[l] += entry >> 4 & 15;
             row[l] = entry >> 8;
@@ -224,8 +240,8 @@ DEVICE void decode_planes(Blocks<F> &blocks, u32 block_bits, const u32 *words) {
     }
 }
 
-template <class F>
-DEVICE void dequantise(const Blocks<F> &blocks, const Lane<F> &scale, Lane<F> (&value)[ZFP_BLOCK]) {
+template <class F, class Word>
+DEVICE void dequantise(const Blocks<F, Word> &blocks, const Lane<F> &scale, Lane<F> (&value)[ZFP_BLOCK]) {
     typedef typename Format<F>::Int Int;
     FOR_LANES(l) {
         Int x[ZFP_BLOCK];
@@ -237,18 +253,30 @@ DEVICE void dequantise(const Blocks<F> &blocks, const Lane<F> &scale, Lane<F> (&
 }
 
 // Reads what stands before the bit planes. A block that starts with a zero bit is all zeros and has nothing more to read.
-template <class F>
-DEVICE Lane<F> read_exponents(Blocks<F> &blocks, u32 block_bits, const u32 *words) {
+template <class F, class Word>
+DEVICE Lane<F> read_exponents(Blocks<F, Word> &blocks, u32 block_bits, const u32 *words) {
     constexpr int E = Format<F>::EXPONENT;
     Lane<F> scale;
+    if (block_bits == 32) {
+        FOR_LANES(l) blocks.bits[l] = words[l];
+    } else {
+        FOR_LANES(l) blocks.bits[l] = (Word)bits_at(words, l * block_bits);
+    }
     FOR_LANES(l) {
-        blocks.bits[l] = bits_at(words, l * block_bits);
         const bool coded = blocks.bits[l] & 1;
         const int exponent = (int)(blocks.bits[l] >> 1 & ((1 << E) - 1)) - Format<F>::BIAS;
         scale[l] = coded ? power_of_two<F>(exponent - (Format<F>::PLANES - 2)) : (F)0;
         blocks.length[l] = coded ? E + 1 : block_bits;
     }
     return scale;
+}
+
+template <bool FITS, class Word, class F>
+DEVICE void decode_tile(const u32 *words, u32 block_bits, Lane<F> (&value)[ZFP_BLOCK]) {
+    Blocks<F, Word> blocks;
+    const Lane<F> scale = read_exponents(blocks, block_bits, words);
+    decode_planes<FITS>(blocks, block_bits, words);
+    dequantise(blocks, scale, value);
 }
 
 template <class T>
@@ -258,14 +286,13 @@ DEVICE void decode(i64 first, i64 last, const u32 *from, i64 count, T *to, u32 b
     WARP_SHARED(u32, words, Format<F>::LONGEST_BLOCK + 2);
     FOR_TILES(t) {
         Lane<F> value[ZFP_BLOCK];
-        Blocks<F> blocks;
         load_words(from, stream_words, t * block_bits, block_bits, words);
-        const Lane<F> scale = read_exponents(blocks, block_bits, words);
-        if (block_bits <= 64)
-            decode_planes<true>(blocks, block_bits, words);
+        if (block_bits <= 32)
+            decode_tile<true, u32>(words, block_bits, value);
+        else if (block_bits <= 64)
+            decode_tile<true, u64>(words, block_bits, value);
         else
-            decode_planes<false>(blocks, block_bits, words);
-        dequantise(blocks, scale, value);
+            decode_tile<false, u64>(words, block_bits, value);
         UNROLL for (int j = 0; j < ZFP_BLOCK; ++j) keep_finite<T>(value[j]);
         store_lanes(to, t * TILE, count, value, op);
         warp_sync();

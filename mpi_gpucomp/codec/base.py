@@ -33,6 +33,7 @@ class Pending:
         self._done, self._answer = done, answer
         self._settled = False
         self._size: int | None = None
+        self._error: Exception | None = None
 
     def done(self) -> bool:
         """Say whether the answer is there; never waits."""
@@ -41,8 +42,13 @@ class Pending:
     def size(self) -> int | None:
         """Wait, then return the bytes written: None where the codec cannot hold this data and it must travel raw."""
         if not self._settled:
-            self._size = self._answer()
+            try:
+                self._size = self._answer()
+            except Exception as error:
+                self._error = error
             self._settled = True
+        if self._error is not None:
+            raise self._error
         return self._size
 
 
@@ -100,6 +106,18 @@ class Codec(ABC):
                 expected=f"elements of type {' or '.join(self.dtypes)}",
                 got=str(dtype),
                 remedy="Choose a codec for this type: 'python -m mpi_gpucomp codecs' lists them.",
+            )
+
+    def check_operation(self, op: str, dtype: DType) -> None:
+        """Raise if elements of this type have no such operation."""
+        missing = {"c": ("min", "max"), "b": ("sum",)}.get(dtype.kind, ())
+        known = [name for name in OPS if name not in missing]
+        if op not in known:
+            raise BufferError(
+                f"codec {self.spec}",
+                expected=f"an operation that {dtype} has: {', '.join(known)}",
+                got=op,
+                remedy="Choose another operation, or elements of another type.",
             )
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Bound"]
 
 VALUES, BLOCKS = 1024, 32
+TILINGS = {size: Tiling(VALUES, slot=BLOCKS + VALUES * size, header=16) for size in (2, 4, 8)}
 
 
 class Bound(TiledCodec):
@@ -26,6 +27,7 @@ class Bound(TiledCodec):
     lossless: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "float64")
     parameters: ClassVar[Parameters] = Parameters(
+        needed=True,
         abs=number(0, None, "the largest error, above 0", above=True),
         rel=number(0, 1, "the largest error as a share of the chunk's range, above 0, below 1", above=True, below=True),
     )
@@ -39,7 +41,7 @@ class Bound(TiledCodec):
                 got="none" if abs is None else "both",
                 remedy="Write for example bound:abs=1e-3 or bound:rel=1e-4.",
             )
-        self.abs, self.rel = abs, rel
+        self.abs, self.rel = (None if bound is None else float(bound) for bound in (abs, rel))
 
     @property
     def spec(self) -> str:
@@ -53,7 +55,7 @@ class Bound(TiledCodec):
 
     def tiling(self, dtype: DType) -> Tiling:
         """Tiles of 32 blocks, each with a byte that says how it is packed."""
-        return Tiling(VALUES, slot=BLOCKS + VALUES * dtype.itemsize, header=16)
+        return TILINGS[dtype.itemsize]
 
     def encode_extra(self, count: int, dtype: DType) -> int:
         """Room for the least and greatest value of each tile."""

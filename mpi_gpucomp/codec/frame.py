@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device.base import Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
 
-__all__ = ["HEADER_BYTES", "VERSION", "Header", "decode", "encode", "parse", "read_header", "room"]
+__all__ = ["HEADER_BYTES", "VERSION", "Header", "decode", "encode", "parse", "read_header", "room", "verify"]
 
 MAGIC, VERSION = b"GPCF", 1
 RAW, CHECKED = 1, 2
@@ -125,6 +125,14 @@ def read_header(source: Memory, stream: Stream, *, where: str = "frame") -> Head
         return parse(ctypes.string_at(here.address, nbytes), where=where)
 
 
+def verify(header: Header, source: Memory, stream: Stream, *, where: str = "frame") -> None:
+    """Raise unless the payload behind a header is whole and its checksum right; waits for the stream."""
+    if HEADER_BYTES + header.encoded > source.nbytes:
+        raise _broken(where, f"{HEADER_BYTES + header.encoded} bytes", f"{source.nbytes}")
+    if header.checked:
+        _check(header, _Checksum(source.address + HEADER_BYTES, header.encoded, stream), where)
+
+
 def decode(
     codec: Codec,
     header: Header,
@@ -135,27 +143,29 @@ def decode(
     op: str = "replace",
     sequence: int | None = None,
     where: str = "frame",
+    verified: bool = False,
 ) -> Pending:
-    """Queue the decoding of the frame in `source` onto `to`, once header and checksum are right."""
+    """Queue the decoding of the frame in `source` onto `to`; its checksum is looked at, unless it was `verified`."""
     _check_agreement(codec, header, source, to, sequence, where)
     payload = source.part(HEADER_BYTES, header.encoded)
-    checksum = _Checksum(payload.address, header.encoded, stream) if header.checked else None
-
-    def check() -> None:
-        if checksum and header.sealed(checksum.value()) != header:
-            raise _broken(where, f"the checksum {header.checksum:#010x}", "another one")
-
+    checksum = None if verified or not header.checked else _Checksum(payload.address, header.encoded, stream)
     # Damage that would spoil what is there already, or the device, is looked for first; else it is found at the end.
-    if op != "replace" or not codec.tolerates_damage(stream):
-        check()
+    if checksum and (op != "replace" or not codec.tolerates_damage(stream)):
+        _check(header, checksum, where)
         checksum = None
     pending = (Nothing() if header.raw else codec).decode_reduce(payload, header.encoded, to, op, stream)
 
     def answer() -> int | None:
-        check()
+        if checksum:
+            _check(header, checksum, where)
         return pending.size()
 
-    return Pending(pending.done, answer)
+    return Pending(pending.done, answer) if checksum else pending
+
+
+def _check(header: Header, checksum: _Checksum, where: str) -> None:
+    if header.sealed(checksum.value()) != header:
+        raise _broken(where, f"the checksum {header.checksum:#010x}", "another one")
 
 
 def _check_agreement(

@@ -6,7 +6,7 @@ import ctypes
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from mpi_gpucomp.codec.base import OPS, Codec, Pending
+from mpi_gpucomp.codec.base import Codec, Pending
 from mpi_gpucomp.codec.parameters import Parameters
 from mpi_gpucomp.errors import BufferError, StreamError
 
@@ -30,18 +30,23 @@ class Mailbox:
     NBYTES = 16
 
     def __init__(self, stream: Stream) -> None:
-        """Take room on the stream's device and queue the emptying of it."""
+        """Take empty room near the kernels: the processor's own where they run on it."""
         device: Device = stream.device
-        self._there, self._here = device.alloc(self.NBYTES), device.pinned(self.NBYTES)
+        self._here = device.pinned(self.NBYTES)
+        ctypes.memset(self._here.address, 0, self.NBYTES)
+        self._there = self._here if device.name == "host" else device.alloc(self.NBYTES)
         self.size, self.status = self._there.address, self._there.address + 8
-        stream.fill(self._there.address, 0, self.NBYTES)
+        if self._there is not self._here:
+            stream.copy(self._there.address, self._here.address, self.NBYTES)
 
     def send(self, stream: Stream, read: Callable[[int, int], int | None]) -> Pending:
         """Queue the way back; the answer is what `read` makes of size and status."""
-        stream.copy(self._here.address, self._there.address, self.NBYTES)
-        event = stream.record()
-        stream.release(self._there)
         here = self._here
+        if self._there is not here:
+            stream.copy(here.address, self._there.address, self.NBYTES)
+            stream.release(self._there)
+        stream.run(partial(_outlast, here))  # also if nobody keeps the answer
+        event = stream.record()
 
         def answer() -> int | None:
             event.wait()
@@ -80,13 +85,7 @@ class KernelCodec(Codec):
         """Raise unless `nbytes` of `source` can be decoded onto `to` on this stream."""
         self.check_dtype(to.dtype)
         self._check_place(to, stream)
-        if op not in OPS:
-            raise BufferError(
-                f"codec {self.spec}",
-                expected=f"an operation: {', '.join(OPS)}",
-                got=op,
-                remedy="Decode first, and reduce with an operation of your own.",
-            )
+        self.check_operation(op, to.dtype)
         if to.readonly:
             raise BufferError(
                 f"codec {self.spec}",
@@ -153,3 +152,7 @@ class KernelCodec(Codec):
 
 def _at_once() -> bool:
     return True
+
+
+def _outlast(memory: Memory) -> None:
+    """Do nothing: a stream keeps what its queued work refers to."""

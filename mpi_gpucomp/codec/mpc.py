@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Mpc"]
 
 VALUES, BLOCKS = 1024, 32
+TILINGS = {size: Tiling(VALUES, slot=(VALUES + BLOCKS) * size) for size in (4, 8)}
 
 
 class Mpc(TiledCodec):
@@ -42,7 +43,7 @@ class Mpc(TiledCodec):
 
     def tiling(self, dtype: DType) -> Tiling:
         """Tiles of 32 blocks, each with a map of its planes."""
-        return Tiling(VALUES, slot=(VALUES + BLOCKS) * dtype.itemsize)
+        return TILINGS[dtype.itemsize]
 
     def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
         """Queue the packing."""

@@ -50,9 +50,9 @@ def whole(least: int, most: int, meaning: str) -> Parameter:
 class Parameters:
     """The parameters that a codec has, by name."""
 
-    def __init__(self, **known: Parameter) -> None:
-        """Name them."""
-        self._known = known
+    def __init__(self, *, needed: bool = False, **known: Parameter) -> None:
+        """Name them; where one is `needed`, the codec's name alone is no spec."""
+        self._known, self._needed = known, needed
 
     def read(self, codec: str, given: dict[str, str]) -> dict[str, Any]:
         """Turn the texts that were given into values."""
@@ -65,10 +65,13 @@ class Parameters:
                     f"codec {codec}",
                     expected=self.describe(),
                     got=f"{name}={text}" if text else f"'{name}'",
-                    remedy=f"Write {codec}{''.join(f', or {codec}:{known}=...' for known in self._known)}.",
+                    remedy=f"Write {', or '.join(self._forms(codec))}.",
                 )
             values[name] = value
         return values
+
+    def _forms(self, codec: str) -> list[str]:
+        return [codec] * (not self._needed) + [f"{codec}:{known}=..." for known in self._known]
 
     def describe(self) -> str:
         """Say what can be given."""

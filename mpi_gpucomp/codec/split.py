@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from mpi_gpucomp.codec.base import Pending
 from mpi_gpucomp.codec.tiled import TiledCodec, Tiling
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec.tiled import EncodeJob
-    from mpi_gpucomp.device.base import Stream
+    from mpi_gpucomp.device.base import Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
     from mpi_gpucomp.device.dtype import DType
 
@@ -18,6 +19,15 @@ SCALE = 4096
 SYMBOLS = {"float16": 32, "bfloat16": 256, "float32": 256, "float64": 2048}
 RAW_BYTES = {"float16": 44, "bfloat16": 32, "float32": 96, "float64": 212}
 """Bytes of the signs and mantissas of 32 values."""
+
+
+def _tiling(name: str) -> Tiling:
+    groups = 512 if name in ("float16", "bfloat16") else 1024
+    slot = 128 + groups * RAW_BYTES[name] + 64 * groups + 32
+    return Tiling(32 * groups, slot, table=4 + 2 * SYMBOLS[name], grain=2)
+
+
+TILINGS = {name: _tiling(name) for name in SYMBOLS}
 
 
 class Split(TiledCodec):
@@ -39,9 +49,7 @@ class Split(TiledCodec):
 
     def tiling(self, dtype: DType) -> Tiling:
         """Large tiles, because each pays for 32 states."""
-        groups = 512 if dtype.itemsize == 2 else 1024
-        slot = 128 + groups * RAW_BYTES[dtype.name] + 64 * groups + 32
-        return Tiling(32 * groups, slot, table=4 + 2 * SYMBOLS[dtype.name], grain=2)
+        return TILINGS[dtype.name]
 
     def encode_extra(self, count: int, dtype: DType) -> int:
         """Room for the counts of the exponents, and for the encoder's table."""
@@ -50,6 +58,12 @@ class Split(TiledCodec):
     def decode_extra(self, dtype: DType) -> int:
         """Room for the decoder's slots."""
         return SCALE * (8 if dtype.name == "float64" else 4)
+
+    def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
+        """Queue the encoding; more elements than can be counted in 32 bits travel raw."""
+        if source.count < 1 << 32:
+            return super().encode(source, to, stream)
+        return Pending(lambda: True, lambda: None)
 
     def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
         """Queue the counting, the table and the coding."""

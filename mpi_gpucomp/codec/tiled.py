@@ -42,9 +42,13 @@ class Tiling:
         """Count the tiles, the table's included."""
         return self.tiles(count) + bool(self.table)
 
+    def end_of_sizes(self, count: int) -> int:
+        """Bytes of the header and the sizes."""
+        return self.header + 4 * self.entries(count)
+
     def front(self, count: int) -> int:
         """Bytes before the first tile: the header and the sizes, so that tiles start at a multiple of 8."""
-        return -(-(self.header + 4 * self.entries(count)) // 8) * 8
+        return -(-self.end_of_sizes(count) // 8) * 8
 
     def room(self, count: int) -> int:
         """Bytes that all tiles never exceed."""
@@ -114,7 +118,9 @@ class TiledCodec(KernelCodec):
             slots=to.address + front if in_place else scratch.address + slots,
             extra=scratch.address + extra,
         )
-        mailbox = Mailbox(stream)
+        mailbox, end_of_sizes = Mailbox(stream), tiling.end_of_sizes(count)
+        if end_of_sizes < front:  # what was in this memory before must not travel
+            stream.fill(to.address + end_of_sizes, 0, front - end_of_sizes)
         self.encode_tiles(job, stream)
         stream.launch("tiles_offsets", 1, job.sizes, entries, scratch.address + offsets, mailbox.size)
         joined = (job.slots, job.starts, job.sizes, scratch.address + offsets, to.address + front)

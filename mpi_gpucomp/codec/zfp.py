@@ -40,7 +40,7 @@ class Zfp(KernelCodec):
     @property
     def spec(self) -> str:
         """The name and the rate."""
-        return f"zfp:rate={self.rate:g}"
+        return f"zfp:rate={float(self.rate)!r}".removesuffix(".0")
 
     @property
     def wire_id(self) -> int:

@@ -1,7 +1,8 @@
 """Loads the host library: of the builds that are there, the most demanding one that this processor runs.
 
-The environment variable `MPI_GPUCOMP_HOST_LIBRARY` forces one build. There is no slow path behind it: without a library
-the first use of a kernel is an error that says how to get one.
+The environment variable `MPI_GPUCOMP_HOST_LIBRARY` forces one build, by its name or by the path of a file (of a debug
+build, say). There is no slow path behind it: without a library the first use of a kernel is an error that says how to
+get one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _log = logging.getLogger("mpi_gpucomp")
 
 
 class Loaded(NamedTuple):
-    """The library in use: its instruction set, and where it lies."""
+    """The library in use: its instruction set (`file` where a path was forced), and where it lies."""
 
     level: str
     path: Path
@@ -55,6 +56,8 @@ def runnable(flags: frozenset[str]) -> list[str]:
 
 def choose(directory: Path, flags: frozenset[str], forced: str | None = None) -> Loaded:
     """Return the best library in `directory` for a processor with these flags, or the forced one."""
+    if forced is not None and os.sep in forced:
+        return _file(Path(forced))
     levels = runnable(flags) if forced is None else [_allowed(forced, flags)]
     for level in levels:
         path = directory / f"libgpucomp-{level}.so"
@@ -66,6 +69,17 @@ def choose(directory: Path, flags: frozenset[str], forced: str | None = None) ->
         got="none",
         remedy="Install one with 'pip install mpi_gpucomp', or build it with a C++ compiler: "
         "'python mpi_gpucomp/device/build.py'.",
+    )
+
+
+def _file(path: Path) -> Loaded:
+    if path.is_file():
+        return Loaded("file", path)
+    raise DeviceError(
+        f"environment variable {VARIABLE}",
+        expected="the path of a library",
+        got=f"'{path}', where there is no file",
+        remedy="Correct the path, or unset it to get the best library that is installed.",
     )
 
 

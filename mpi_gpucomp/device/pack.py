@@ -50,7 +50,7 @@ def _move(way: str, strided: Buffer, contiguous: Memory, stream: Stream) -> None
 def _numbers(values: Sequence[int], stream: Stream) -> Memory:
     """Put whole numbers where kernels of the stream's device can read them."""
     memory = stream.device.pinned(8 * len(values))
-    (ctypes.c_int64 * len(values)).from_address(memory.address)[:] = values
+    (ctypes.c_int64 * len(values)).from_address(memory.address)[:] = list(values)
     return memory
 
 

@@ -78,6 +78,21 @@ def test_forcing_what_does_not_exist_is_an_error(libraries: Path) -> None:
     )
 
 
+def test_a_path_forces_that_file(libraries: Path, tmp_path: Path) -> None:
+    debug = tmp_path / "debug.so"
+    debug.touch()
+    assert library.choose(libraries, NONE, str(debug)) == ("file", debug)
+
+
+def test_a_path_where_there_is_no_file_is_an_error(libraries: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError) as caught:
+        library.choose(libraries, NONE, str(tmp_path / "debug.so"))
+    assert str(caught.value) == (
+        f"environment variable MPI_GPUCOMP_HOST_LIBRARY: expected the path of a library, got '{tmp_path}/debug.so', "
+        "where there is no file. Correct the path, or unset it to get the best library that is installed."
+    )
+
+
 def test_no_library_at_all_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(DeviceError) as caught:
         library.choose(tmp_path, NONE)
@@ -120,6 +135,14 @@ def test_the_environment_forces_one_and_the_log_tells() -> None:
     )
     path = library.choose(library.library_directory(), NONE).path
     assert (done.stdout, done.stderr) == ("baseline\n", f"DEBUG:mpi_gpucomp:host library: baseline from {path}\n")
+
+
+def test_the_environment_forces_a_path() -> None:
+    path = library.loaded().path
+    done = in_new_interpreter(
+        "library.kernel('reduce_f32'); print(*library.loaded())", MPI_GPUCOMP_HOST_LIBRARY=str(path)
+    )
+    assert done.stdout == f"file {path}\n"
 
 
 def test_a_wrong_word_in_the_environment_is_an_error_at_first_use() -> None:

@@ -1,0 +1,49 @@
+"""Streams on every machine that runs kernels here: the host library at each instruction set, and a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mpi_gpucomp.device import get_device
+from mpi_gpucomp.device.build import LIBRARIES, library_directory
+from mpi_gpucomp.device.host import InlineStream
+from mpi_gpucomp.device.library import arguments, choose, processor_flags, runnable
+from mpi_gpucomp.errors import DeviceError
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.device import Stream
+    from mpi_gpucomp.device.host import HostDevice
+
+MACHINES = [*LIBRARIES, "cuda:0"]
+
+
+class LevelStream(InlineStream):
+    """An inline stream with the library of one instruction set; each kernel's tiles go to `pieces` workers in turn."""
+
+    def __init__(self, level: str, pieces: int = 1) -> None:
+        """Load the library."""
+        super().__init__(cast("HostDevice", get_device("host")))
+        self._library = ctypes.CDLL(str(choose(library_directory(), processor_flags(), level).path))
+        self._pieces = pieces
+
+    def launch(self, kernel: str, tiles: int, *args: int | float, split: bool = True, grain: int = 64) -> None:
+        """Run a kernel over all its tiles, as so many workers would."""
+        pieces = self._pieces if split else 1
+        for first, last in pairwise(tiles * piece // pieces for piece in range(pieces + 1)):
+            self._put(self._lane.work, self._library[kernel], *arguments([first, last, *args]))
+
+
+def open_stream(machine: str) -> Stream:
+    """Return a stream of the machine, or skip the test and say why."""
+    if machine in LIBRARIES:
+        if machine not in runnable(processor_flags()):
+            pytest.skip(f"this processor does not run {machine}")
+        return LevelStream(machine)
+    try:
+        return get_device(machine).stream()
+    except DeviceError as error:
+        pytest.skip(str(error))
