@@ -5,14 +5,15 @@
     ├── BufferError     a buffer that cannot be used as asked: dtype, device, layout, size  (also a TypeError)
     ├── DeviceError     a device, library or driver that is missing or failed               (also a RuntimeError)
     ├── StreamError     encoded bytes that are not a stream of the codec                     (also a ValueError)
-    └── FrameError      a frame whose header, length or checksum is wrong                    (also a ValueError)
+    ├── FrameError      a frame whose header, length or checksum is wrong                    (also a ValueError)
+    └── ScheduleError   a schedule that cannot be read, or would not do what it promises     (also a ValueError)
 
 Each says topic, expected, got and remedy, and the rank where one is known.
 """
 
 from __future__ import annotations
 
-__all__ = ["BufferError", "DeviceError", "FrameError", "GpucompError", "SpecError", "StreamError"]
+__all__ = ["BufferError", "DeviceError", "FrameError", "GpucompError", "ScheduleError", "SpecError", "StreamError"]
 
 
 class GpucompError(Exception):
@@ -43,3 +44,7 @@ class StreamError(GpucompError, ValueError):
 
 class FrameError(GpucompError, ValueError):
     """A frame with a wrong header, length, sequence or checksum."""
+
+
+class ScheduleError(GpucompError, ValueError):
+    """A schedule that cannot be built or read, or that fails its check."""

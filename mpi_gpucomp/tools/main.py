@@ -13,14 +13,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import GpucompError
-from mpi_gpucomp.tools import codecs
+from mpi_gpucomp.tools import algorithms, codecs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = (codecs.add,)
+COMMANDS = (codecs.add, algorithms.add)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

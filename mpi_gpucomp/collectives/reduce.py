@@ -1,0 +1,42 @@
+"""Reduce: the sum of all vectors to the root, which is rank 0 here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.collectives.row import Row, binomial
+from mpi_gpucomp.collectives.sums import Sums
+from mpi_gpucomp.schedule.build import i, o
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.schedule.build import Plan
+
+__all__ = ["ALGORITHMS"]
+
+
+def chain(plan: Plan) -> None:
+    """Pass each chunk from the last rank to the first, which each adds its own to."""
+    sums = Sums(plan)
+    for rank in reversed(range(1, plan.ranks)):
+        sums.add((rank, rank - 1, 0, 1))
+    _alone(plan)
+
+
+def binomial_tree(plan: Plan) -> None:
+    """Add pairs of ranks, then pairs of sums, and so on."""
+    sums = Sums(plan)
+    for edges in reversed(list(binomial(plan.ranks))):
+        for parent, child, _ in edges:
+            sums.add((child, parent, 0, 1))
+    _alone(plan)
+
+
+def _alone(plan: Plan) -> None:
+    if plan.ranks == 1:
+        plan.local_copy(0, i(0), o(0))
+
+
+ALGORITHMS = (
+    Row("chain", chain, "adds up from rank to rank", "long vectors"),
+    Row("binomial", binomial_tree, "adds up pairs, then pairs of pairs", "short vectors, few lossy steps"),
+)

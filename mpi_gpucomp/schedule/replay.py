@@ -1,0 +1,108 @@
+"""Runs an algorithm on the names of contributions instead of numbers, and compares the end with the goal."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.schedule.fault import Spot, fault, listed
+from mpi_gpucomp.schedule.memory import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi_gpucomp.errors import ScheduleError
+    from mpi_gpucomp.schedule.goal import Goal
+    from mpi_gpucomp.schedule.ir import Algorithm, Place, Step
+
+__all__ = ["check_result"]
+
+
+def check_result(algorithm: Algorithm, order: Sequence[Spot]) -> None:
+    """Run the steps in this order; raise ScheduleError where the outcome is not the collective's."""
+    replay = _Replay(algorithm)
+    for spot in order:
+        replay.run(spot)
+    for rank in range(algorithm.ranks):
+        replay.compare(rank)
+
+
+class _Replay:
+    """What every chunk of every rank holds, and the messages on their way."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        """Fill the inputs."""
+        self._algorithm, self._goal = algorithm, algorithm.goal
+        programs = algorithm.programs
+        self._memory = [Memory(self._goal, rank, program.scratch_chunks) for rank, program in enumerate(programs)]
+        self._held = [[0] * memory.size for memory in self._memory]
+        self._messages: defaultdict[tuple[int, int, int], deque[list[int]]] = defaultdict(deque)
+        for rank, memory in enumerate(self._memory):
+            first = memory.start["i"]
+            self._held[rank][first : first + memory.lengths["i"]] = self._goal.given(rank)
+
+    def run(self, spot: Spot) -> None:
+        """Do one step."""
+        lane = self._algorithm.programs[spot.rank].lanes[spot.lane]
+        step = lane.steps[spot.step]
+        if step.kind == "nop":
+            return
+        if step.receives and lane.receive is not None:
+            values = self._messages[lane.receive, spot.rank, lane.channel].popleft()
+            if step.reduces:
+                values = self._sum(spot, step, values, self._read(spot, step.source, step.count))
+        else:
+            values = self._read(spot, step.source, step.count)
+            if step.reduces:
+                values = self._sum(spot, step, values, self._read(spot, step.target, step.count))
+        if step.writes:
+            cells = self._memory[spot.rank].cells(step.writes, step.count)
+            self._held[spot.rank][cells.start : cells.stop] = values
+        if step.sends and lane.send is not None:
+            self._messages[spot.rank, lane.send, lane.channel].append(values)
+
+    def _read(self, spot: Spot, place: Place | None, count: int) -> list[int]:
+        assert place is not None
+        memory = self._memory[spot.rank]
+        cells = memory.cells(place, count)
+        values = self._held[spot.rank][cells.start : cells.stop]
+        if 0 in values:
+            name = memory.name(cells[values.index(0)])
+            remedy = "Fill it first, or read elsewhere."
+            raise fault(self._algorithm, spot, name, "something to read", "a chunk that holds nothing yet", remedy)
+        return values
+
+    def _sum(self, spot: Spot, step: Step, left: list[int], right: list[int]) -> list[int]:
+        ranks = self._goal.ranks
+        for position, (one, other) in enumerate(zip(left, right, strict=True)):
+            if one >> ranks != other >> ranks or one & other & (1 << ranks) - 1:
+                raise self._wrong_sum(spot, step, position, one, other)
+        return [one | other for one, other in zip(left, right, strict=True)]
+
+    def _wrong_sum(self, spot: Spot, step: Step, position: int, one: int, other: int) -> ScheduleError:
+        place = step.writes or step.source
+        assert place is not None
+        memory = self._memory[spot.rank]
+        name = memory.name(memory.cells(place, step.count)[position])
+        expected = "two sums of the same chunk without a rank in common"
+        got = f"{described(self._goal, one)} and {described(self._goal, other)}"
+        return fault(self._algorithm, spot, name, expected, got, "Add each rank's share to a sum once.")
+
+    def compare(self, rank: int) -> None:
+        """Compare a rank's output with what it must be."""
+        memory = self._memory[rank]
+        for chunk, wanted in enumerate(self._goal.wanted(rank)):
+            held = self._held[rank][memory.start["o"] + chunk]
+            if held != wanted:
+                expected, got = (described(self._goal, contents) for contents in (wanted, held))
+                remedy = "Follow the chunk through the schedule to the step that is missing or wrong."
+                raise fault(self._algorithm, rank, f"output chunk {chunk}", expected, got, remedy)
+
+
+def described(goal: Goal, contents: int) -> str:
+    """Say in words what a place holds."""
+    chunk, ranks = goal.parts(contents)
+    if not ranks:
+        return "nothing"
+    many = len(ranks) > 1
+    return f"{'the sum of ' * many}chunk {chunk} of rank{'s' * many} {listed(ranks)}"

@@ -1,0 +1,292 @@
+"""MSCCL XML: real files and our own, there and back, and files that are none."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from interpreter import run
+
+from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.errors import ScheduleError
+from mpi_gpucomp.schedule import COLLECTIVES, Lane, Place, Step, checked
+from mpi_gpucomp.schedule.check import check
+from mpi_gpucomp.schedule.xml import LARGEST, read, write
+
+RING = """\
+<algo name="allreduce_ring" proto="Simple" nchannels="1" nchunksperloop="2" ngpus="2" coll="allreduce" inplace="1">
+  <gpu id="0" i_chunks="2" o_chunks="0" s_chunks="0">
+    <tb id="0" send="1" recv="1" chan="0">
+      <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+      <step s="1" type="rrcs" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+      <step s="2" type="r" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+  </gpu>
+  <gpu id="1" i_chunks="2" o_chunks="0" s_chunks="0">
+    <tb id="0" send="0" recv="0" chan="0">
+      <step s="0" type="s" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+      <step s="1" type="rrcs" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+      <step s="2" type="r" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+  </gpu>
+</algo>
+"""
+
+SCRATCH = """\
+<?xml version="1.0"?>
+<!-- All pairs, on two channels, through scratch. Blocks and steps are numbered as their author liked. -->
+<algo name="pairs" coll="reduce_scatter" nchunksperloop="4" minBytes="0" maxBytes="1048576">
+  <gpu id="1" i_chunks="4" o_chunks="2" s_chunks="2">
+    <tb id="7" send="0" recv="0" chan="0">
+      <step s="10" type="s" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0"/>
+      <step s="20" type="r" srcbuf="i" srcoff="2" dstbuf="s" dstoff="0" hasdep="1"/>
+    </tb>
+    <tb id="3" send="0" recv="0" chan="1">
+      <step s="0" type="s" srcbuf="i" srcoff="1" dstbuf="s" dstoff="1"/>
+      <step s="1" type="r" srcbuf="i" srcoff="3" dstbuf="s" dstoff="1" hasdep="1"/>
+    </tb>
+    <tb id="5" send="-1" recv="-1" chan="0">
+      <step s="0" type="cpy" srcbuf="i" srcoff="2" dstbuf="o" dstoff="0" cnt="2"/>
+      <step s="1" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" depid="7" deps="20"/>
+      <step s="2" type="re" srcbuf="s" srcoff="0" dstbuf="o" dstoff="0" cnt="2" depid="3" deps="1"/>
+    </tb>
+  </gpu>
+  <gpu id="0" i_chunks="4" o_chunks="2">
+    <tb id="0" send="1" recv="1">
+      <step type="s" srcbuf="i" srcoff="2"/>
+      <step type="rrc" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0"/>
+    </tb>
+    <tb id="1" send="1" recv="1" chan="1">
+      <step type="s" srcbuf="i" srcoff="3"/>
+      <step type="rrc" srcbuf="i" srcoff="1" dstbuf="o" dstoff="1"/>
+    </tb>
+  </gpu>
+</algo>
+"""
+
+
+def refusal(text: str | Path) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        read(text)
+    return str(caught.value)
+
+
+def test_a_ring_of_two():
+    algorithm = checked(read(RING))
+    assert (algorithm.name, algorithm.collective, algorithm.ranks) == ("allreduce_ring", "allreduce", 2)
+    assert (algorithm.chunks, algorithm.in_place, algorithm.root) == (2, True, None)
+    place = [Place("i", chunk) for chunk in range(2)]
+    steps = (Step("s", place[0]), Step("rrcs", place[1], place[1]), Step("r", None, place[0]))
+    assert algorithm.programs[0].lanes == (Lane(1, 1, 0, steps),)
+    run(algorithm)
+
+
+def test_channels_scratch_idle_steps_and_gaps():
+    algorithm = checked(read(SCRATCH))
+    assert (algorithm.collective, algorithm.ranks, algorithm.chunks) == ("reduce_scatter", 2, 4)
+    assert [step.after for step in algorithm.programs[1].lanes[2].steps] == [(), ((0, 1),), ((1, 1),)]
+    run(algorithm)
+
+
+def test_a_file(tmp_path: Path):
+    path = tmp_path / "ring.xml"
+    path.write_text("\ufeff" + RING, encoding="utf-8")
+    assert read(path) == read(str(path)) == read(RING)
+
+
+@pytest.mark.parametrize("spelling", ["allreduce", "AllReduce", "all_reduce", "all-reduce"])
+def test_spellings(spelling: str):
+    assert read(RING.replace('"allreduce"', f'"{spelling}"')) == read(RING)
+
+
+@pytest.mark.parametrize(("spelling", "collective"), [("reducescatter", "reduce_scatter"), ("bcast", "broadcast")])
+def test_other_spellings(spelling: str, collective: str):
+    assert read(f'<algo name="a" coll="{spelling}"><gpu id="0" i_chunks="1"/></algo>').collective == collective
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 5, 8])
+@pytest.mark.parametrize(
+    ("collective", "name"), [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
+)
+def test_there_and_back(collective: str, name: str, ranks: int, in_place: bool):
+    nodes = [range(ranks)[::2], range(ranks)[1::2]] if ranks > 1 else None
+    algorithm = build(collective, name, ranks, ranks // 2, nodes, in_place)
+    back = read(write(algorithm))
+    check(back, in_flight=1)
+    run(back)
+    assert (back.name, back.collective, back.root) == (name, collective, algorithm.root)
+    assert back.in_place == algorithm.in_place
+    assert read(write(back)) == back
+    if all(len(step.after) < 2 for program in algorithm.programs for _, _, step in program.steps()):
+        assert back == algorithm
+
+
+def test_several_dependencies_become_idle_steps():
+    text = write(build("gather", "binomial", 4))
+    assert text.splitlines()[:2] == [
+        '<algo name="binomial" proto="Simple" nchannels="1" nchunksperloop="4" ngpus="4" coll="gather" inplace="0" '
+        'root="0">',
+        '  <gpu id="0" i_chunks="1" o_chunks="4" s_chunks="0">',
+    ]
+    assert (
+        """\
+    <tb id="0" send="-1" recv="-1" chan="0">
+      <step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="1" />
+    </tb>
+    <tb id="1" send="-1" recv="3" chan="0">
+      <step s="0" type="r" srcbuf="s" srcoff="1" dstbuf="s" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="1" />
+    </tb>
+    <tb id="2" send="0" recv="-1" chan="0">
+      <step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" depid="1" deps="0" hasdep="0" />
+      <step s="1" type="s" srcbuf="s" srcoff="0" dstbuf="s" dstoff="0" cnt="2" depid="0" deps="0" hasdep="0" />
+    </tb>
+"""
+        in text
+    )
+
+
+def test_steps_behind_idle_ones_are_still_found():
+    lanes = (
+        Lane(None, None, 0, (Step("cpy", Place("i", 0), Place("s", 0)),)),
+        Lane(None, None, 1, (Step("cpy", Place("i", 0), Place("s", 1)),)),
+        Lane(None, None, 2, (Step("cpy", Place("s", 0), Place("s", 2), after=((0, 0), (1, 0))),)),
+        Lane(None, None, 3, (Step("cpy", Place("s", 2), Place("o", 0), after=((2, 0),)),)),
+    )
+    one = build("allreduce", "tree", 1)
+    algorithm = type(one)("idle", "allreduce", 1, 1, False, (type(one.programs[0])(1, 1, 3, lanes),))
+    check(algorithm)
+    back = read(write(algorithm))
+    assert back.programs[0].lanes[3].steps[0].after == ((2, 1),)
+    check(back)
+
+
+WRONG = [
+    ('coll="allreduce"', "", "MSCCL XML: <algo>: coll: expected a value, got nothing. Correct the file."),
+    (
+        'coll="allreduce"',
+        'coll="scan"',
+        "MSCCL XML: <algo>: coll: expected one of broadcast, reduce, allreduce, allgather, reduce_scatter, alltoall, "
+        "gather, scatter, got 'scan'. Correct the file.",
+    ),
+    (
+        'ngpus="2"',
+        'ngpus="3"',
+        "MSCCL XML: <algo>: ngpus: expected one <gpu> for each id from 0 to ngpus - 1, got those with id 0, 1. "
+        "Correct the file.",
+    ),
+    (
+        'nchunksperloop="2"',
+        'nchunksperloop="two"',
+        "MSCCL XML: <algo>: nchunksperloop: expected a whole number from 0 on, got 'two'. Correct the file.",
+    ),
+    (
+        '<gpu id="1"',
+        "<gpu",
+        "MSCCL XML: <algo> <gpu>: id: expected a whole number from 0 on, got nothing. Correct the file.",
+    ),
+    (
+        'send="1" recv="1"',
+        'send="-2" recv="1"',
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0>: send: expected a whole number from -1 on, got '-2'. Correct the file.",
+    ),
+    (
+        'type="rrcs" srcbuf="i" srcoff="1"',
+        'type="rrsc" srcbuf="i" srcoff="1"',
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0> <step s=1>: type: expected one of s, r, rcs, rrs, rrc, rrcs, cpy, re, "
+        "nop, got 'rrsc'. Correct the file.",
+    ),
+    (
+        'type="s" srcbuf="i" srcoff="0"',
+        'type="s" srcbuf="x" srcoff="0"',
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0> <step s=0>: srcbuf: expected one of i, o, s, got 'x'. "
+        "Correct the file.",
+    ),
+    (
+        'type="s" srcbuf="i" srcoff="0"',
+        'type="s" srcbuf="i" srcoff="-1"',
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0> <step s=0>: srcoff: expected a whole number from 0 on, got '-1'. "
+        "Correct the file.",
+    ),
+    (
+        'cnt="1" depid="-1" deps="-1"',
+        'cnt="1" depid="0" deps="9"',
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0> <step s=0>: depid, deps: expected a <tb> and a <step> of this <gpu>, "
+        "got '0', '9'. Correct the file.",
+    ),
+    (
+        '<step s="1"',
+        '<step s="0"',
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0>: s: expected a number of its own for each <step>, "
+        "got one that is there twice. Correct the file.",
+    ),
+    (
+        "</tb>",
+        '</tb><tb id="0"/>',
+        "MSCCL XML: <algo> <gpu id=0>: id: expected an id of its own for each <tb>, got one that is there twice. "
+        "Correct the file.",
+    ),
+    (
+        "</tb>",
+        "</tb><td/>",
+        "MSCCL XML: <algo> <gpu id=0>: expected <tb> elements alone inside, got <td>. Correct the file.",
+    ),
+    (
+        "</algo>",
+        "",
+        "MSCCL XML: expected well-formed XML, got no element found: line 17, column 0. Correct the file.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "said"), WRONG)
+def test_wrong_files_say_where(right: str, wrong: str, said: str):
+    assert right in RING
+    assert refusal(RING.replace(right, wrong, 1)) == said
+
+
+def test_other_xml():
+    assert refusal("<html/>") == (
+        "MSCCL XML: <html>: expected <algo> as the outermost element, got <html>. Correct the file."
+    )
+
+
+def test_declarations_are_refused():
+    bomb = '<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">]>' + RING.replace("allreduce_ring", "&c;")
+    said = "MSCCL XML: expected elements and comments alone, got a declaration (<!...>). Leave it out."
+    assert refusal(bomb) == said
+    assert refusal('<?xml version="1.0"?>\n<!DOCTYPE a SYSTEM "file:///etc/passwd"><algo/>') == said
+
+
+def test_giants_are_refused(tmp_path: Path):
+    said = f"MSCCL XML: expected at most {LARGEST} characters, got more. Write a schedule of fewer steps."
+    path = tmp_path / "giant.xml"
+    with path.open("wb") as file:
+        file.truncate(LARGEST + 1)
+    assert refusal(path) == said
+    wide = read(RING.replace('i_chunks="2" o_chunks="0" s_chunks="0"', 'i_chunks="2" s_chunks="999999999"'))
+    with pytest.raises(ScheduleError, match="scratch: expected 0 to 1048576 chunks, got 999999999"):
+        check(wide)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    assert refusal(tmp_path / "none.xml") == (
+        f"file {tmp_path}/none.xml: expected MSCCL XML, got No such file or directory. Name a file that can be read."
+    )
+    path = tmp_path / "binary.xml"
+    path.write_bytes(b"\xff\xfe\xfd")
+    assert refusal(str(path)) == (
+        f"file {path}: expected MSCCL XML, got bytes that are not UTF-8. Name a file that can be read."
+    )
+
+
+@given(st.data())
+def test_damaged_files_are_errors_of_ours(data: st.DataObject):
+    start = data.draw(st.integers(0, len(SCRATCH) - 1))
+    end = data.draw(st.integers(start, min(start + 20, len(SCRATCH))))
+    text = "<" + (SCRATCH[:start] + data.draw(st.text(max_size=5)) + SCRATCH[end:])[1:]
+    with suppress(ScheduleError):
+        check(read(text))
