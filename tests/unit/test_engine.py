@@ -1,0 +1,166 @@
+"""The engine on many ranks in one process: every algorithm, results by definition, any order, bounded memory."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+from running import Ranks, expected
+
+from mpi_gpucomp.codec import find
+from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.device import as_buffer, get_device
+from mpi_gpucomp.engine.coder import Coder
+from mpi_gpucomp.engine.engine import Engine, Job
+from mpi_gpucomp.engine.layout import Blocks, Layout
+from mpi_gpucomp.engine.task import CHANNELS, Task
+from mpi_gpucomp.errors import FrameError
+from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.transport.loopback import loopback
+
+ALGORITHMS = [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
+
+
+@pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 16])
+def test_every_algorithm_does_what_its_collective_says(collective, name, ranks):
+    for root in {0, ranks - 1} if COLLECTIVES[collective].rooted else {0}:
+        for count, codec, dtype in (
+            (0, "none", "float32"),
+            (1, "split", "float64"),
+            (3, "none", "int16"),
+            (333, "split", "float32"),
+        ):
+            run = Ranks(build(collective, name, ranks, root), count, codec, dtype)
+            run.drive()
+            for rank, output in enumerate(run.outputs):
+                wanted = expected(collective, run.inputs, rank, root, "sum")
+                assert wanted is None or output.tobytes() == wanted.astype(dtype).tobytes(), (root, count, rank)
+
+
+@pytest.mark.parametrize("op", ["prod", "min", "max"])
+@pytest.mark.parametrize("name", [row.name for row in algorithms("allreduce")])
+def test_operations_other_than_sums(name, op):
+    run = Ranks(build("allreduce", name, 5), 200, "split", "float32", op=op)
+    run.drive()
+    for rank, output in enumerate(run.outputs):
+        assert np.array_equal(output, expected("allreduce", run.inputs, rank, 0, op))
+
+
+@pytest.mark.parametrize("name", [row.name for row in algorithms("broadcast")])
+def test_a_lossy_broadcast_errs_once_whatever_its_way(name):
+    codec = "bound:abs=0.3"
+    once = Ranks(build("broadcast", name, 2), 400, codec, "float32")
+    many = Ranks(build("broadcast", name, 8), 400, codec, "float32")
+    for run in (once, many):
+        run.drive()
+    assert len({output.tobytes() for output in many.outputs[1:]}) == 1
+    assert np.abs(many.outputs[1] - many.inputs[0]).max() <= 0.3
+    assert many.outputs[0].tobytes() == many.inputs[0].tobytes(), "the root's buffer stays as it is"
+
+
+# Recursive doubling adds what a rank has to what its peer has sent, so there ranks differ by as much as the codec errs.
+@pytest.mark.parametrize("name", [row.name for row in algorithms("allreduce") if row.name != "recursive_doubling"])
+def test_a_lossy_all_reduce_leaves_the_same_everywhere(name):
+    run = Ranks(build("allreduce", name, 6), 400, "bound:abs=0.1", "float32", same_everywhere=True)
+    run.drive()
+    assert len({output.tobytes() for output in run.outputs}) == 1
+    wanted = expected("allreduce", run.inputs, 0, 0, "sum")
+    assert np.abs(run.outputs[0] - wanted).max() <= 0.1 * 12
+
+
+def test_a_damaged_frame_is_an_error_that_says_where():
+    run = Ranks(build("broadcast", "chain", 2), 100, "none", "float32")
+    sender, receiver = run.tasks
+    while not sender._lanes[0].leaving:
+        sender.move()
+    _, frame = sender._lanes[0].leaving[0]
+    np.frombuffer((np.ctypeslib.ctypes.c_uint8 * 60).from_address(frame.memory.address), np.uint8)[50] ^= 1
+    with pytest.raises(
+        FrameError, match=r"^rank 1: test, loop 0, from rank 0: expected the checksum 0x\w+, got another"
+    ):
+        while True:
+            receiver.move()
+
+
+def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], list[Job], dict]:
+    """Submit named collectives of several kinds and sizes to engines of two slots, in the same or in random orders."""
+    choice, networks = random.Random(1), loopback(ranks)
+    kinds = [
+        (choice.choice(["broadcast", "allreduce"]), choice.choice([1, 900, 9000]), choice.randrange(ranks))
+        for _ in range(count)
+    ]
+    engines, jobs, data = [], [], {}
+    for rank in range(ranks):
+        engine, coder = Engine(slots=2), Coder(find("none"), get_device("host"), inline=True)
+        engines.append(engine)
+        order = list(range(count))
+        if shuffled:
+            random.Random(rank).shuffle(order)
+        for number in order:
+            kind, length, root = kinds[number]
+            values = data[rank, number] = np.full(length, rank + number, np.float32)
+            blocks = Blocks.even(as_buffer(values), 1)
+            algorithm = build(kind, algorithms(kind)[0].name, ranks, root if kind == "broadcast" else 0, in_place=True)
+            layout = Layout(algorithm.goal, blocks, blocks, 1024)
+            task = Task(
+                algorithm, layout, blocks.buffer.dtype, coder, networks[rank], CHANNELS * number, name=f"c{number}"
+            )
+            jobs.append(Job(task))
+            engine.submit(jobs[-1])
+    wanted = {
+        (rank, number): root + number if kind == "broadcast" else sum(range(ranks)) + ranks * number
+        for rank in range(ranks)
+        for number, (kind, _, root) in enumerate(kinds)
+    }
+    return engines, jobs, {key: (data[key], wanted[key]) for key in data}
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_ranks_may_start_collectives_in_any_order(shuffled):
+    engines, jobs, results = submitted(8, 100, shuffled=shuffled)
+    deadline = time.monotonic() + 60
+    while not all(engine.idle for engine in engines):
+        for engine in engines:
+            engine.progress()
+        assert time.monotonic() < deadline, f"{sum(job.finished for job in jobs)} of {len(jobs)} are finished"
+    assert [job.error for job in jobs if job.error] == []
+    for values, wanted in results.values():
+        assert (values == wanted).all()
+    assert shuffled == (sum(job.preempted for job in jobs) > 0)
+
+
+def test_a_failed_collective_frees_its_slot():
+    class Broken:
+        busy = done = False
+
+        def move(self):
+            raise ValueError("broken")
+
+        def abandon(self):
+            pass
+
+        def called_for(self):
+            return False
+
+    engine, job = Engine(slots=1), Job(Broken())
+    engine.submit(job)
+    engine.progress()
+    assert job.finished and isinstance(job.error, ValueError) and engine.idle
+
+
+def test_staging_is_bounded_whatever_the_message():
+    host = get_device("host")
+
+    def most_in_use(count: int) -> int:
+        run = Ranks(build("broadcast", "chain", 3), count, "none", "float32", piece=1000)
+        before, most = host.pool.statistics.in_use, 0
+        while not all(task.done for task in run.tasks):
+            for task in run.tasks:
+                task.move()
+            most = max(most, host.pool.statistics.in_use - before)
+        return most
+
+    assert most_in_use(400_000) <= most_in_use(40_000) + 4096
