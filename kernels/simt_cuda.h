@@ -20,6 +20,8 @@ constexpr int BLOCKS_PER_SM = 6;  // so 80 registers a lane; left to itself ptxa
     T *name = name##_of_block[threadIdx.x / LANES]
 #define UNROLL _Pragma("unroll")
 
+constexpr int COUNTER_COPIES = 4;
+
 constexpr u32 ALL_LANES = 0xffffffffu;
 
 template <class T>

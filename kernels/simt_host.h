@@ -19,8 +19,9 @@
 #define FOR_LANES(l) _Pragma("GCC ivdep") for (int l = 0; l < LANES; ++l)
 #define UNROLL _Pragma("GCC unroll 64")
 #endif
-#define FOR_LANES_IN_TURN(l) for (int l = 0; l < LANES; ++l)
+#define FOR_LANES_IN_TURN(l) _Pragma("GCC unroll 32") for (int l = 0; l < LANES; ++l)
 #define ONE_LANE
+constexpr int COUNTER_COPIES = 8;  // of a counter that many lanes add to, so that they seldom wait for each other
 #define WARP_SHARED(T, name, n) alignas(64) T name[n]
 
 template <class T>
@@ -99,6 +100,39 @@ DEVICE Lane<T> shuffle(const Lane<T> &x, const Lane<int> &from) {
     FOR_LANES(l) y[l] = x[from[l] & (LANES - 1)];
     return y;
 }
+
+#if defined(__AVX512F__)
+
+DEVICE Lane<u32> shuffle(const Lane<u32> &x, const Lane<int> &from) {
+    const __m512i low = _mm512_load_si512(x.value), high = _mm512_load_si512(x.value + 16);
+    Lane<u32> y;
+    UNROLL for (int v = 0; v < 2; ++v) {
+        const __m512i place = _mm512_load_si512(from.value + 16 * v);
+        _mm512_store_si512(y.value + 16 * v, _mm512_permutex2var_epi32(low, place, high));
+    }
+    return y;
+}
+
+#elif defined(__AVX2__)
+
+// Looks each lane up in all four vectors, and takes the one that the upper bits of the place name.
+DEVICE Lane<u32> shuffle(const Lane<u32> &x, const Lane<int> &from) {
+    const __m256i *table = (const __m256i *)x.value;
+    Lane<u32> y;
+    UNROLL for (int v = 0; v < 4; ++v) {
+        const __m256i place = _mm256_load_si256((const __m256i *)from.value + v);
+        const __m256 bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(place, 28));
+        const __m256 bit4 = _mm256_castsi256_ps(_mm256_slli_epi32(place, 27));
+        __m256 found[4];
+        UNROLL for (int t = 0; t < 4; ++t)
+            found[t] = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(_mm256_load_si256(table + t), place));
+        const __m256 lower = _mm256_blendv_ps(found[0], found[1], bit3), upper = _mm256_blendv_ps(found[2], found[3], bit3);
+        _mm256_store_ps((float *)y.value + 8 * v, _mm256_blendv_ps(lower, upper, bit4));
+    }
+    return y;
+}
+
+#endif
 
 template <class T>
 DEVICE T broadcast(const Lane<T> &x, int from) {

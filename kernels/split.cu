@@ -90,6 +90,13 @@ struct EncodeTable {
             rest[symbol] = (start + SCALE - 1) | frequency << 17;
         }
     }
+
+    MEMBER void look_up(const Lane<u32> &exponent, Lane<u32> &reciprocal_of, Lane<u32> &rest_of) const {
+        FOR_LANES(l) {
+            reciprocal_of[l] = reciprocal[exponent[l]];
+            rest_of[l] = rest[exponent[l]];
+        }
+    }
 };
 
 // Decoding: the exponent of each of the SCALE slots, its frequency less one, and the slot's place among the exponent's.
@@ -109,17 +116,15 @@ struct DecodeSlot {
 // Counts the exponents of this warp's tiles, then adds them to the common counts.
 template <class T>
 DEVICE void count_exponents(i64 first, i64 last, const typename Layout<T>::U *from, i64 count, u32 *counts) {
-    constexpr int N = Parts<T>::SYMBOLS, COPIES = N > 256 ? 1 : 4;  // equal neighbours go to different copies
+    constexpr int N = Parts<T>::SYMBOLS, COPIES = N > 256 ? 1 : COUNTER_COPIES;  // equal neighbours go to different copies
     WARP_SHARED(u32, local, N * COPIES);
     for (int i = 0; i < N * COPIES; i += LANES) FOR_LANES(l) local[i + l] = 0;
     warp_sync();
     FOR_TILES(t) {
         const i64 end = (t + 1) * Parts<T>::TILE < count ? (t + 1) * Parts<T>::TILE : count;
         for (i64 at = t * Parts<T>::TILE; at < end; at += LANES) {
-            Lane<u32> bin;
             if (at + LANES <= end) {
-                FOR_LANES(l) bin[l] = Parts<T>::exponent(from[at + l]) + l % COPIES * N;
-                FOR_LANES_IN_TURN(l) warp_atomic_add(local + bin[l], 1);
+                FOR_LANES_IN_TURN(l) warp_atomic_add(local + l % COPIES * N + Parts<T>::exponent(from[at + l]), 1);
             } else {
                 FOR_LANES_IN_TURN(l) if (at + l < end) warp_atomic_add(local + Parts<T>::exponent(from[at + l]), 1);
             }
@@ -252,25 +257,44 @@ DEVICE void load_raw(const u8 *from, Lane<typename Layout<T>::U> &raw) {
     }
 }
 
-// Takes 32 exponents into the states; words that overflow are put out. Returns how many.
-DEVICE int encode_group(const Lane<u32> &exponent, const EncodeTable &table, Lane<u32> &state, u16 *words) {
-    Lane<u32> rest, full;
-    FOR_LANES(l) {
-        rest[l] = table.rest[exponent[l]];
-        full[l] = state[l] >= (rest[l] >> 17) << (31 - SCALE_BITS);
+// The encoder's table where all exponents fit: an entry in each lane, so that looking one up is a shuffle.
+struct LaneTable {
+    Lane<u32> reciprocal, rest;
+    u32 low;
+
+    MEMBER LaneTable(const EncodeTable &table, u32 low, u32 symbols) : low(low) {
+        FOR_LANES(l) {
+            reciprocal[l] = (u32)l < symbols ? table.reciprocal[low + l] : 0;
+            rest[l] = (u32)l < symbols ? table.rest[low + l] : 0;
+        }
     }
+
+    MEMBER void look_up(const Lane<u32> &exponent, Lane<u32> &reciprocal_of, Lane<u32> &rest_of) const {
+        Lane<int> place;
+        FOR_LANES(l) place[l] = (int)(exponent[l] - low);
+        reciprocal_of = shuffle(reciprocal, place);
+        rest_of = shuffle(rest, place);
+    }
+};
+
+// Takes 32 exponents into the states; words that overflow are put out. Returns how many.
+template <class Table>
+DEVICE int encode_group(const Lane<u32> &exponent, const Table &table, Lane<u32> &state, u16 *words) {
+    Lane<u32> reciprocal, rest, full;
+    table.look_up(exponent, reciprocal, rest);
+    FOR_LANES(l) full[l] = state[l] >= (rest[l] >> 17) << (31 - SCALE_BITS);
     const u32 map = ballot(full);
     store_halves(map, state, words);
     FOR_LANES(l) {
         const u32 x = full[l] ? state[l] >> 16 : state[l];
-        const u32 quotient = (u32)((u64)x * table.reciprocal[exponent[l]] >> 32) >> (rest[l] >> 13 & 15);
+        const u32 quotient = (u32)((u64)x * reciprocal[l] >> 32) >> (rest[l] >> 13 & 15);
         state[l] = x + (rest[l] & 0x1fff) + quotient * (SCALE - (rest[l] >> 17));
     }
     return count_ones(map);
 }
 
-template <class T>
-DEVICE u32 encode_tile(const typename Layout<T>::U *from, i64 start, i64 count, bool last, const EncodeTable &table, u8 *out) {
+template <class T, class Table>
+DEVICE u32 encode_tile(const typename Layout<T>::U *from, i64 start, i64 count, bool last, const Table &table, u8 *out) {
     constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS;
     const int groups = (int)((count - start < Parts<T>::TILE ? count - start + LANES - 1 : Parts<T>::TILE) / LANES);
     u8 *const raw_at = out + STATE_BYTES - SEED_BYTES;
@@ -301,6 +325,21 @@ DEVICE u32 encode_tile(const typename Layout<T>::U *from, i64 start, i64 count, 
         word += SLACK / 2;
     }
     return (u32)((u8 *)word - out);
+}
+
+template <class T>
+DEVICE void encode(i64 first, i64 last, const typename Layout<T>::U *from, i64 count, const EncodeTable &table, u8 *slots,
+                   u32 *sizes, u64 *starts) {
+    constexpr i64 TILE = Parts<T>::TILE;
+    TileWriter writer(slots, Parts<T>::SLOT, first, sizes + 1, starts + 1, sizes[0]);
+    const u32 low = ((const u16 *)slots)[0], symbols = ((const u16 *)slots)[1];
+    const LaneTable in_lanes(table, low, symbols);
+    FOR_TILES(t) {
+        const bool is_last = (t + 1) * TILE >= count;
+        u8 *out = writer.begin(t);
+        writer.end(t, symbols <= LANES ? encode_tile<T>(from, t * TILE, count, is_last, in_lanes, out)
+                                       : encode_tile<T>(from, t * TILE, count, is_last, table, out));
+    }
 }
 
 // Gives 32 exponents back. Returns whether there were words enough.
@@ -399,12 +438,7 @@ DEVICE bool open_table(const u8 *in, i64 size, typename DecodeSlot<T>::Entry *sl
         FOR_TILES(t) make_tables<T>(counts, count, slots, sizes, starts, {table, table + Parts<T>::SYMBOLS});          \
     }                                                                                                                 \
     KERNEL(split_encode_##T, const Layout<T>::U *from, i64 count, u32 *table, u8 *slots, u32 *sizes, u64 *starts) {    \
-        TileWriter writer(slots, Parts<T>::SLOT, first, sizes + 1, starts + 1, sizes[0]);                              \
-        const EncodeTable encode = {table, table + Parts<T>::SYMBOLS};                                                \
-        FOR_TILES(t) {                                                                                                \
-            u8 *out = writer.begin(t);                                                                                \
-            writer.end(t, encode_tile<T>(from, t * Parts<T>::TILE, count, (t + 1) * Parts<T>::TILE >= count, encode, out));                \
-        }                                                                                                             \
+        encode<T>(first, last, from, count, {table, table + Parts<T>::SYMBOLS}, slots, sizes, starts);                 \
     }                                                                                                                 \
     KERNEL(split_open_##T, const u8 *tiles, const u64 *offsets, DecodeSlot<T>::Entry *slots, u64 *status) {            \
         FOR_TILES(t) {                                                                                                \
