@@ -108,6 +108,17 @@ class Codec(ABC):
                 remedy="Choose a codec for this type: 'python -m mpi_gpucomp codecs' lists them.",
             )
 
+    def check_capacity(self, source: Buffer, to: Memory) -> None:
+        """Raise if an encoding of `source` might not fit."""
+        needed = self.max_encoded(source.count, source.dtype)
+        if to.nbytes < needed:
+            raise BufferError(
+                f"codec {self.spec}",
+                expected=f"room for {needed} encoded bytes",
+                got=f"{to.nbytes}",
+                remedy="Take as many bytes as max_encoded says.",
+            )
+
     def check_operation(self, op: str, dtype: DType) -> None:
         """Raise if elements of this type have no such operation."""
         missing = {"c": ("min", "max"), "b": ("sum",)}.get(dtype.kind, ())

@@ -72,14 +72,7 @@ class KernelCodec(Codec):
         """Raise unless `source` can be encoded into `to` on this stream."""
         self.check_dtype(source.dtype)
         self._check_place(source, stream)
-        needed = self.max_encoded(source.count, source.dtype)
-        if to.nbytes < needed:
-            raise BufferError(
-                f"codec {self.spec}",
-                expected=f"room for {needed} encoded bytes",
-                got=f"{to.nbytes}",
-                remedy="Take as many bytes as max_encoded says.",
-            )
+        self.check_capacity(source, to)
 
     def check_decode(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> None:
         """Raise unless `nbytes` of `source` can be decoded onto `to` on this stream."""

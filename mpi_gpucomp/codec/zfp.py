@@ -5,24 +5,20 @@ from __future__ import annotations
 from math import floor
 from typing import TYPE_CHECKING, ClassVar
 
-from mpi_gpucomp.codec.base import OPS
-from mpi_gpucomp.codec.kernel import NOT_FINITE, KernelCodec, Mailbox
+from mpi_gpucomp.codec.fixed import FixedCodec
 from mpi_gpucomp.codec.parameters import Parameters, number
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.codec.base import Pending
-    from mpi_gpucomp.device.base import Memory, Stream
-    from mpi_gpucomp.device.buffer import Buffer
     from mpi_gpucomp.device.dtype import DType
 
 __all__ = ["Zfp"]
 
-BLOCK, TILE, WORD_BITS = 4, 128, 64
+BLOCK, WORD_BITS = 4, 64
 SHORTEST_BLOCK = {"float64": 12}
 """Bits of a block's exponent and the bit before it, below which libzfp does not go; 9 for the others."""
 
 
-class Zfp(KernelCodec):
+class Zfp(FixedCodec):
     """ZFP with `rate` bits for each value; 16-bit floats go through float32.
 
     A chunk with NaN or infinity travels raw. A block of 4 values all below about 1e-29 (float32) becomes zeros.
@@ -30,6 +26,7 @@ class Zfp(KernelCodec):
 
     name: ClassVar[str] = "zfp"
     lossless: ClassVar[bool] = False
+    tile: ClassVar[int] = 128
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "float64")
     parameters: ClassVar[Parameters] = Parameters(rate=number(0, 64, "bits per value, up to 64", above=True))
 
@@ -56,27 +53,10 @@ class Zfp(KernelCodec):
         """Bytes of an encoding, which do not depend on the values."""
         return -(-(-(-count // BLOCK) * self.block_bits(dtype)) // WORD_BITS) * (WORD_BITS // 8)
 
-    def max_encoded(self, count: int, dtype: DType) -> int:
-        """Bytes of an encoding."""
-        return self.encoded_size(count, dtype)
+    def kernel(self, way: str, dtype: DType) -> str:
+        """Name the kernel for a type."""
+        return f"zfp_{way}_{dtype.suffix}"
 
-    def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
-        """Queue the encoding."""
-        self.check_encode(source, to, stream)
-        if not source.count:
-            return self.empty()
-        mailbox, nbytes = Mailbox(stream), self.encoded_size(source.count, source.dtype)
-        args = (source.address, source.count, to.address, self.block_bits(source.dtype), mailbox.status)
-        stream.launch(f"zfp_encode_{source.dtype.suffix}", -(-source.count // TILE), *args)
-        return mailbox.send(stream, lambda size, status: None if status & NOT_FINITE else nbytes)
-
-    def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding; every stream of the right length is one."""
-        self.check_decode(source, nbytes, to, op, stream)
-        if nbytes != self.encoded_size(to.count, to.dtype):
-            return self.refuse(to.count, f"{nbytes} bytes instead of {self.encoded_size(to.count, to.dtype)}")
-        if not to.count:
-            return self.empty()
-        args = (source.address, to.count, to.address, self.block_bits(to.dtype), OPS[op])
-        stream.launch(f"zfp_decode_{to.dtype.suffix}", -(-to.count // TILE), *args)
-        return self.after(stream, nbytes)
+    def settings(self, dtype: DType) -> tuple[int, ...]:
+        """Tell the kernels the length of a block."""
+        return (self.block_bits(dtype),)

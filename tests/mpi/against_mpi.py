@@ -76,7 +76,7 @@ def lossy(comm: Communicator) -> None:
     ours, exact = np.empty_like(values), np.empty_like(values)
     comm.Allreduce(values, ours, codec=f"bound:abs={bound}")
     WORLD.Allreduce(values, exact)
-    assert np.abs(ours - exact).max() <= 2 * SIZE * bound
+    assert np.abs(ours - exact).max() <= 1.001 * SIZE * bound
     assert len({*WORLD.allgather(ours.tobytes())}) == 1, "ranks differ"
     copy = values.copy()
     comm.Bcast(copy, codec=f"bound:abs={bound}")
