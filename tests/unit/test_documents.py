@@ -1,0 +1,42 @@
+"""The Python in the documents runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = [
+    pytest.param(block, id=f"{document}-{number}")
+    for document in ("README.md", "CONTRIBUTING.md")
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL))
+]
+
+ROUND_TRIP = """
+import numpy as np
+from mpi_gpucomp.device import as_buffer, get_device
+x, back = np.arange(1000.0), np.zeros(1000)
+device = get_device("host")
+with device.alloc(codec.max_encoded(1000, as_buffer(x).dtype)) as room:
+    stream = device.stream()
+    nbytes = codec.encode(as_buffer(x), room, stream).size()
+    codec.decode(room, nbytes, as_buffer(back, writable=True), stream).size()
+assert (back == x).all() and nbytes < x.nbytes
+"""
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_examples_run(block):
+    program = block + (ROUND_TRIP if "register(" in block else "")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_examples():
+    assert len(BLOCKS) >= 3
