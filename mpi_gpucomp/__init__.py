@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import (
+    AgreementError,
     BufferError,
     DeviceError,
     FrameError,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.comm import Communicator
 
 __all__ = [
+    "AgreementError",
     "BufferError",
     "Communicator",
     "DeviceError",

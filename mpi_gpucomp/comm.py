@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from mpi_gpucomp.agreement import agree
 from mpi_gpucomp.codec import find
 from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.device import as_buffer, get_device, order_after
@@ -19,13 +20,14 @@ from mpi_gpucomp.engine.engine import Engine, Job
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.progress import Crank
 from mpi_gpucomp.engine.task import CHANNELS, Task
-from mpi_gpucomp.errors import BufferError, SpecError
+from mpi_gpucomp.errors import BufferError, GpucompError, SpecError
 from mpi_gpucomp.transport.mpi import MpiTransport
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.schedule.ir import Algorithm
 
 __all__ = ["Communicator", "Request"]
 
@@ -67,7 +69,7 @@ class Communicator:
         self, comm: MPI.Intracomm, codec: str | Codec = "none", *, chunk: int = 1 << 20, slots: int = 2
     ) -> None:
         """Let all ranks of `comm` make one, with the same codec, bytes of a chunk, and slots to run collectives in."""
-        self._transport = MpiTransport(comm)
+        self._transport, self._control = MpiTransport(comm), comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.codec, self.chunk = find(codec), chunk
         self._crank = Crank(Engine(slots), background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
@@ -92,6 +94,7 @@ class Communicator:
         for coder in self._coders.values():
             coder.close()
         self._transport.close()
+        self._control.Free()
 
     def Ibcast(self, buf: Any, root: int = 0, **options: Any) -> Request:
         """Start to send the root's buffer to all."""
@@ -204,11 +207,14 @@ class Communicator:
         """Start a collective; with a name, ranks may start it in any order among others with names."""
         some = sent or received
         assert some is not None
-        buffer, chosen = some.buffer, self.codec if codec is None else find(codec)
-        piece = max(1, (chunk or self.chunk) // buffer.dtype.itemsize)
-        in_place = sent is not None and received is not None and sent.buffer is received.buffer
-        self._check(collective, sent, received, chosen)
-        plan = build(collective, algorithm or algorithms(collective)[0].name, self.size, root, in_place=in_place)
+        buffer, piece = some.buffer, max(1, (chunk or self.chunk) // some.buffer.dtype.itemsize)
+        try:
+            chosen, plan = self._plan(collective, sent, received, root, codec, algorithm)
+        except GpucompError as error:
+            self._agree(collective, f"an error: {error}", asked=not background)
+            raise
+        what = f"{some.counts[0]} x {buffer.dtype}, root {root}, {op}"
+        self._agree(collective, f"{what}, {chosen.spec}, {plan.name}, chunks of {piece}", asked=not background)
         longest = max(some.counts)
         layout = Layout(plan.goal, sent, received, min(piece, max(1, -(-longest // plan.chunks))))
         coder = self._coder(chosen, buffer.device, layout.piece * buffer.dtype.itemsize < INLINE_BYTES)
@@ -232,6 +238,27 @@ class Communicator:
             self._names[tag] = name, job
         self._crank.submit(job, background=background)
         return Request(job, self._crank, (sent, received))
+
+    def _plan(
+        self,
+        collective: str,
+        sent: Blocks | None,
+        received: Blocks | None,
+        root: int,
+        codec: str | Codec | None,
+        algorithm: str | None,
+    ) -> tuple[Codec, Algorithm]:
+        """Return the codec and the algorithm for a call that is right as far as this rank can see."""
+        chosen = self.codec if codec is None else find(codec)
+        self._check(collective, sent, received, chosen)
+        in_place = sent is not None and received is not None and sent.buffer is received.buffer
+        name = algorithm or algorithms(collective)[0].name
+        return chosen, build(collective, name, self.size, root, in_place=in_place)
+
+    def _agree(self, collective: str, said: str, *, asked: bool) -> None:
+        """Compare with the other ranks what this one is about to do, where it may wait for them."""
+        if asked and self.size > 1:
+            agree(self._control, collective, said)
 
     def _coder(self, codec: Codec, device: str, inline: bool) -> Coder:
         """Return the coder that all collectives of this kind share, stream and all."""

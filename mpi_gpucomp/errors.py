@@ -6,14 +6,24 @@
     ├── DeviceError     a device, library or driver that is missing or failed               (also a RuntimeError)
     ├── StreamError     encoded bytes that are not a stream of the codec                     (also a ValueError)
     ├── FrameError      a frame whose header, length or checksum is wrong                    (also a ValueError)
-    └── ScheduleError   a schedule that cannot be read, or would not do what it promises     (also a ValueError)
+    ├── ScheduleError   a schedule that cannot be read, or would not do what it promises     (also a ValueError)
+    └── AgreementError  ranks that called one collective in different ways                   (also a ValueError)
 
 Each says topic, expected, got and remedy, and the rank where one is known.
 """
 
 from __future__ import annotations
 
-__all__ = ["BufferError", "DeviceError", "FrameError", "GpucompError", "ScheduleError", "SpecError", "StreamError"]
+__all__ = [
+    "AgreementError",
+    "BufferError",
+    "DeviceError",
+    "FrameError",
+    "GpucompError",
+    "ScheduleError",
+    "SpecError",
+    "StreamError",
+]
 
 
 class GpucompError(Exception):
@@ -48,3 +58,7 @@ class FrameError(GpucompError, ValueError):
 
 class ScheduleError(GpucompError, ValueError):
     """A schedule that cannot be built or read, or that fails its check."""
+
+
+class AgreementError(GpucompError, ValueError):
+    """Ranks that called one collective in different ways; every rank gets it."""

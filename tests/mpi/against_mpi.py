@@ -58,6 +58,16 @@ def in_place(comm: Communicator) -> None:
     WORLD.Allgather(MPI.IN_PLACE, theirs)
     same("Allgather in place", ours, theirs)
 
+    root = SIZE - 1
+    for name, length, share in (("Reduce", 4000, 4000), ("Gather", SIZE * 700, 700)):
+        ours = (np.arange(length) + RANK).astype(np.float32)
+        theirs = ours.copy()
+        for comm_here, buffer in ((comm, ours), (WORLD, theirs)):
+            mine = buffer if share == length else buffer[RANK * share : (RANK + 1) * share]
+            sent = MPI.IN_PLACE if root == RANK else mine
+            getattr(comm_here, name)(sent, buffer if root == RANK else None, root=root)
+        same(f"{name} in place", ours, theirs)
+
 
 def in_any_order(comm: Communicator) -> None:
     values = [np.full(3000 + number, float(number + RANK), np.float32) for number in range(60)]
