@@ -63,6 +63,7 @@ class Engine:
         """Let so many jobs run at once."""
         self.slots = slots
         self._running: list[Job] = []
+        self._failed: list[Job] = []
         self._waiting: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
@@ -86,6 +87,8 @@ class Engine:
                     break
             if job.finished:
                 self._running.remove(job)
+                if job.error is not None:
+                    self._failed.append(job)  # its frames may still be leaving: their memory must stay
         self._preempt()
         self._fill()
         return moved

@@ -14,12 +14,13 @@ from mpi_gpucomp.codec.none import REDUCE_TILE
 from mpi_gpucomp.device import Buffer
 from mpi_gpucomp.engine.staging import Staging
 from mpi_gpucomp.engine.versions import Version, Versions
+from mpi_gpucomp.errors import FrameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec import Pending
-    from mpi_gpucomp.device import DType, Memory
+    from mpi_gpucomp.device import DType, Event, Memory
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Layout
     from mpi_gpucomp.engine.staging import Frame
@@ -91,6 +92,9 @@ class Task:
         self._scratch: dict[tuple[int, int], tuple[Memory, Buffer]] = {}
         self._working: deque[tuple[Pending, Frame]] = deque()
         self._encoding = 0
+        self._end: Event | None = None
+        self.done = False
+        """Whether every lane has come to its end, all work is done, and the caller may use the buffers."""
         self._lanes = [self._prepared(number) for number in range(len(self._program.lanes))]
 
     def _prepared(self, number: int) -> _LaneState:
@@ -107,12 +111,7 @@ class Task:
     @property
     def busy(self) -> bool:
         """Say whether it has work of its own under way, and so does not (only) wait for a peer."""
-        return bool(self._working or self._encoding)
-
-    @property
-    def done(self) -> bool:
-        """Say whether every lane has come to its end and nothing is under way."""
-        return not self._working and all(state.ready is None and not state.leaving for state in self._lanes)
+        return bool(self._working or self._encoding or self._end)
 
     def move(self) -> bool:
         """Go on as far as possible without waiting; say whether anything has moved."""
@@ -123,7 +122,18 @@ class Task:
             while state.ready is not None and state.ready():
                 state.ready = next(state.moves, None)
                 moved = True
-        return moved
+        return self._finish() or moved
+
+    def _finish(self) -> bool:
+        """Notice the end: nothing under way, and the stream through with what was queued, copies too."""
+        if self.done or self._working or any(state.ready or state.leaving for state in self._lanes):
+            return False
+        if self._end is None:
+            self._end = self._coder.stream.record()
+        if self._end.done():
+            self._end.wait()
+            self.done = True
+        return self.done
 
     def called_for(self) -> bool:
         """Say whether a peer has sent something that the task, which is not running, has not asked for."""
@@ -303,7 +313,16 @@ class Task:
         assert place is not None and frame.header is not None
         if place.buffer != "s":
             return self._layout.elements(place.buffer, place.offset + chunk, loop)
-        return self._new_scratch((loop, place.offset + chunk), frame.header.plain // self._dtype.itemsize)
+        count = frame.header.plain // self._dtype.itemsize
+        if count > self._layout.piece:
+            raise FrameError(
+                f"{self.name}, loop {loop}",
+                expected=f"a chunk of at most {self._layout.piece} elements",
+                got=f"{count}",
+                remedy="Pass the same count and chunk on every rank.",
+                rank=self._transport.rank,
+            )
+        return self._new_scratch((loop, place.offset + chunk), count)
 
     def _new_scratch(self, key: tuple[int, int], count: int) -> Buffer:
         if key not in self._scratch:

@@ -59,7 +59,8 @@ class Ranks:
         self.outputs = [np.full(received * count, 77, dtype) for _ in range(ranks)]
         if collective == "broadcast":
             self.outputs = [x.copy() for x in self.inputs]
-        self.coders = [Coder(find(codec), get_device("host"), inline=True) for _ in range(ranks)]
+        inline = bool(options.pop("inline", True))
+        self.coders = [Coder(find(codec), get_device("host"), inline=inline) for _ in range(ranks)]
         piece = options.pop("piece", 50)
         self.tasks = []
         for rank, transport in enumerate(loopback(ranks)):

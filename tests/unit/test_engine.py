@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import numpy as np
@@ -83,6 +84,22 @@ def test_a_damaged_frame_is_an_error_that_says_where():
     ):
         while True:
             receiver.move()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_collective_is_done_when_its_last_copy_is(ranks):
+    run = Ranks(build("allgather", "ring", ranks), 500_000, "none", "float32", piece=500_000, inline=False)
+    gates = [threading.Event() for _ in range(ranks)]
+    for coder, gate in zip(run.coders, gates, strict=True):
+        coder.stream.run(lambda gate=gate: gate.wait(30))
+    for _ in range(100):
+        for task in run.tasks:
+            task.move()
+    assert not any(task.done for task in run.tasks)
+    for gate in gates:
+        gate.set()
+    run.drive()
+    assert all(output.tobytes() == np.concatenate(run.inputs).tobytes() for output in run.outputs)
 
 
 def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], list[Job], dict]:
