@@ -66,11 +66,9 @@ template <class F>
 struct Quantiser {
     F step, inverse, limit;
 
-    // `bound` may round up on its way to F: going one down undoes that.
+    // `bound` may round up on its way to F, and so may an error: going one down makes good for either.
     MEMBER explicit Quantiser(const Header &header)
-        : step((F)header.step), inverse((F)1 / (F)header.step), limit(next_below((F)header.bound)) {
-        if ((double)limit >= header.bound) limit = next_below(limit);
-    }
+        : step((F)header.step), inverse((F)1 / (F)header.step), limit(next_below((F)header.bound)) {}
 };
 
 // The nearest multiple of the step, counted in steps; zero where there is none.
