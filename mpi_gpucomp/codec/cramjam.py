@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from mpi_gpucomp.codec.base import Pending
+from mpi_gpucomp.codec.optional import needed
 from mpi_gpucomp.device.host import InlineStream
-from mpi_gpucomp.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +34,7 @@ _view.argtypes, _view.restype = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
 
 def package(name: str) -> Any:
     """Return cramjam, or say that the codec `name` needs it."""
-    try:
-        return import_module("cramjam")
-    except ImportError as error:
-        raise DeviceError(
-            f"codec {name} on the host",
-            expected="the package cramjam",
-            got=str(error),
-            remedy="Install it with 'pip install mpi_gpucomp[codecs]'.",
-        ) from error
+    return needed("cramjam", f"codec {name} on the host", "Install it with 'pip install mpi_gpucomp[codecs]'.")
 
 
 def encode(name: str, level: int, source: Buffer, to: Memory, stream: Stream) -> Pending:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from mpi_gpucomp.codec.base import Pending
+from mpi_gpucomp.codec.optional import needed
 from mpi_gpucomp.errors import BufferError, DeviceError, GpucompError
 
 if TYPE_CHECKING:
@@ -218,15 +218,8 @@ def _pending(stream: Stream, answer: Callable[[], int], staging: Memory | None) 
 
 
 def _package(device: str) -> Any:
-    try:
-        return import_module("nvidia.nvcomp")
-    except ImportError as error:
-        raise DeviceError(
-            f"nvCOMP on {device}",
-            expected="the package nvidia.nvcomp",
-            got=str(error),
-            remedy="Install it with 'pip install mpi_gpucomp[cuda13]', or [cuda12] where the driver is older.",
-        ) from error
+    remedy = "Install it with 'pip install mpi_gpucomp[cuda13]', or [cuda12] where the driver is older."
+    return needed("nvidia.nvcomp", f"nvCOMP on {device}", remedy)
 
 
 def _failed(form: Format, device: str, got: str) -> DeviceError:
