@@ -100,9 +100,10 @@ def main() -> None:
             print(f"\n# Broadcast of float32 weights to {comm.size} ranks: MPI's own, and the chain with each codec")
             print("# Size    " + "".join(f"{f'{name} (us)':>20s}{'ratio':>7s}" for name in contenders))
         for size in sizes(options.message_size):
-            results = measure(comm, contenders, weights(size // 4), options.iterations)
-            ratios = {spec: ratio(spec, weights(size // 4)[: options.chunk // 4]) for spec in specs}
+            values = weights(size // 4)
+            results = measure(comm, contenders, values, options.iterations)
             if comm.rank == 0:
+                ratios = {spec: ratio(spec, values[: options.chunk // 4]) for spec in specs}
                 cells = (f"{time:20.2f}{ratios.get(name, 1.0):7.2f}" for name, time in results.items())
                 print(f"{size:<10d}" + "".join(cells), flush=True)
 
