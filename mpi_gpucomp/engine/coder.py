@@ -57,10 +57,13 @@ class Coder:
         copied.wait()
         return nbytes
 
+    def header(self, framed: Memory, where: str) -> Header:
+        """Read the header of a frame, such as one that was made here."""
+        return frame.parse(ctypes.string_at(framed.address, min(framed.nbytes, frame.HEADER_BYTES)), where=where)
+
     def open(self, received: Memory, where: str) -> Header:
         """Read and check a frame that has arrived, header and payload."""
-        start = ctypes.string_at(received.address, min(received.nbytes, frame.HEADER_BYTES))
-        header = frame.parse(start, where=where)
+        header = self.header(received, where)
         frame.verify(header, received, self._inline, where=where)
         return header
 

@@ -256,7 +256,7 @@ class Task:
         frame.nbytes = yield from self._coder.encode(source, frame.memory, loop)
         self._encoding -= 1
         if settle:
-            frame.header = self._coder.open(frame.filled(), self._where(state, loop))
+            frame.header = self._coder.header(frame.filled(), self._where(state, loop))
             self._decode(state, frame.hold(), source, "replace", loop)
         return frame
 
