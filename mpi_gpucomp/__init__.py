@@ -7,24 +7,31 @@ from typing import TYPE_CHECKING
 from mpi_gpucomp.errors import (
     AgreementError,
     BufferError,
+    DeadlockError,
     DeviceError,
     FrameError,
     GpucompError,
+    PeerError,
+    RankFailedError,
     ScheduleError,
     SpecError,
     StreamError,
 )
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.comm import Communicator
+    from mpi_gpucomp.comm import Communicator, Request
 
 __all__ = [
     "AgreementError",
     "BufferError",
     "Communicator",
+    "DeadlockError",
     "DeviceError",
     "FrameError",
     "GpucompError",
+    "PeerError",
+    "RankFailedError",
+    "Request",
     "ScheduleError",
     "SpecError",
     "StreamError",
@@ -33,8 +40,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import what starts MPI only when it is asked for."""
-    if name == "Communicator":
-        from mpi_gpucomp.comm import Communicator
+    if name in ("Communicator", "Request"):
+        from mpi_gpucomp import comm
 
-        return Communicator
+        return getattr(comm, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

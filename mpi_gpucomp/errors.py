@@ -7,7 +7,10 @@
     ├── StreamError     encoded bytes that are not a stream of the codec                     (also a ValueError)
     ├── FrameError      a frame whose header, length or checksum is wrong                    (also a ValueError)
     ├── ScheduleError   a schedule that cannot be read, or would not do what it promises     (also a ValueError)
-    └── AgreementError  ranks that called one collective in different ways                   (also a ValueError)
+    ├── AgreementError  ranks that called one collective in different ways                   (also a ValueError)
+    ├── PeerError       a collective that went wrong on another rank                          (also a RuntimeError)
+    ├── DeadlockError   ranks that wait for each other, or for one that never comes           (also a TimeoutError)
+    └── RankFailedError a rank that died, or the network to it                                (also a ConnectionError)
 
 Each says topic, expected, got and remedy, and the rank where one is known.
 """
@@ -17,9 +20,12 @@ from __future__ import annotations
 __all__ = [
     "AgreementError",
     "BufferError",
+    "DeadlockError",
     "DeviceError",
     "FrameError",
     "GpucompError",
+    "PeerError",
+    "RankFailedError",
     "ScheduleError",
     "SpecError",
     "StreamError",
@@ -62,3 +68,15 @@ class ScheduleError(GpucompError, ValueError):
 
 class AgreementError(GpucompError, ValueError):
     """Ranks that called one collective in different ways; every rank gets it."""
+
+
+class PeerError(GpucompError, RuntimeError):
+    """A collective that this rank did right and another one did not; it says who and what."""
+
+
+class DeadlockError(GpucompError, TimeoutError):
+    """Ranks that wait for each other in a circle, or for a rank that does not come; every rank gets it."""
+
+
+class RankFailedError(GpucompError, ConnectionError):
+    """A rank that died, or that the network no longer reaches."""

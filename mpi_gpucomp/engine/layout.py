@@ -43,8 +43,12 @@ class Layout:
         self.piece = piece
         self.per_block = goal.block if COLLECTIVES[goal.collective].blocks else goal.chunks
         self._buffers = {"i": sent, "o": received}
-        longest = max((n for blocks in (sent, received) if blocks for n in blocks.counts), default=0)
-        self.loops = -(-longest // (piece * self.per_block))
+        self.longest = max((n for blocks in (sent, received) if blocks for n in blocks.counts), default=0)
+        self.stretch(self.longest)
+
+    def stretch(self, longest: int) -> None:
+        """Make as many loops as the longest block of any rank takes; shorter ones are empty in the last of them."""
+        self.loops = -(-longest // (self.piece * self.per_block))
 
     def length(self, buffer: str, offset: int, loop: int) -> int:
         """Return how many elements chunk `offset` of the input or output has in a loop."""

@@ -16,32 +16,43 @@ __all__ = ["Crank"]
 
 EAGER_TURNS = 50
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 500e-6
+IDLE_NAP = 0.05
+"""Seconds between looks at the letters of other ranks, which may ask what this one is doing, while there is no work."""
 
 
 class Crank:
-    """Turns one engine, by one thread at a time."""
+    """Turns one engine, by one thread at a time.
+
+    The thread in the background goes on with what nobody waits for, answers other ranks while the caller is elsewhere,
+    and notices if it never comes back from there.
+    """
 
     def __init__(self, engine: Engine, *, background: bool) -> None:
         """Allow a thread in the background, where MPI allows calls from several threads."""
-        self._engine, self._background = engine, background
-        self._lock = threading.Lock()
+        self._engine, self.background = engine, background
+        self.lock = threading.RLock()
+        """Held while the engine is looked at or changed."""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._waiters = 0
         self._closing = False
+        if background:
+            self._thread = threading.Thread(target=self._run, name="gpucomp-progress", daemon=True)
+            self._thread.start()
 
     def submit(self, job: Job, *, background: bool = True) -> None:
         """Add a job; it goes on in the background from now on, unless somebody will wait for it anyway."""
-        with self._lock:
+        with self.lock:
             self._engine.submit(job)
-            self._engine.progress()
-        if background and self._background and not job.finished:
-            self._start()
+        self.turn()
+        if background and not job.finished:
+            self._wake.set()
 
     def wait(self, job: Job) -> None:
         """Turn until the job is finished."""
         nap, idle = SHORTEST_NAP, 0
         self._waiters += 1
+        job.waiters += 1
         try:
             while not job.finished:
                 if self.turn():
@@ -51,26 +62,35 @@ class Crank:
                     nap = min(LONGEST_NAP, 2 * nap)
         finally:
             self._waiters -= 1
+            job.waiters -= 1
+            if not self._engine.idle:
+                self._wake.set()
 
     def turn(self) -> bool:
         """Go on a little; say whether anything moved."""
-        with self._lock:
-            return self._engine.progress()
+        with self.lock:
+            moved = self._engine.progress()
+        while self._engine.to_tell:
+            self._tell(self._engine.to_tell.popleft())
+        return moved
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gpucomp-progress", daemon=True)
-            self._thread.start()
-        self._wake.set()
+    def _tell(self, job: Job) -> None:
+        """Call back, with no lock held: whoever is called may start other collectives."""
+        try:
+            job.tell()
+        except Exception as error:
+            with self.lock:
+                self._engine.alarm(job, error)
+        job.finished = True
 
     def _run(self) -> None:
         nap = SHORTEST_NAP
         while not self._closing:
             self._wake.clear()  # before the look: whoever submits sets it afterwards
-            if self._engine.idle:
-                self._wake.wait()
-            elif self._waiters:
-                time.sleep(LONGEST_NAP)
+            if self._engine.idle or self._waiters:
+                self._wake.wait(IDLE_NAP)
+                if not self._waiters:
+                    self.turn()
             elif self.turn():
                 nap = SHORTEST_NAP
             else:

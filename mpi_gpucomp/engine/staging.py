@@ -44,6 +44,7 @@ class Staging:
     def __init__(self, device: Device, frame_bytes: int, frames: int) -> None:
         """Bound the frames; memory is taken from the device's pool as it is needed."""
         self._device, self._bytes, self._free = device, frame_bytes, frames
+        self._out: set[Memory] = set()
 
     def available(self) -> bool:
         """Say whether another frame can be had."""
@@ -53,9 +54,17 @@ class Staging:
         """Return an empty frame."""
         assert self._free > 0, "ask `available` first"
         self._free -= 1
-        return Frame(self._device.pinned(self._bytes), self)
+        memory = self._device.pinned(self._bytes)
+        self._out.add(memory)
+        return Frame(memory, self)
 
     def give_back(self, memory: Memory) -> None:
         """Take the memory of a frame that nobody holds."""
         self._free += 1
+        self._out.discard(memory)
         memory.release()
+
+    def reclaim(self) -> None:
+        """Take back what is out, from holders that will not use it any more."""
+        while self._out:
+            self._out.pop().release()

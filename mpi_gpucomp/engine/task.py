@@ -6,21 +6,22 @@ stays where it is, and goes on from there when it is asked again.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.codec import OPS
 from mpi_gpucomp.codec.none import REDUCE_TILE
 from mpi_gpucomp.device import Buffer
+from mpi_gpucomp.engine.meeting import CHANNELS
 from mpi_gpucomp.engine.staging import Staging
-from mpi_gpucomp.engine.versions import Version, Versions
-from mpi_gpucomp.errors import FrameError
+from mpi_gpucomp.engine.versions import Version, versions_of
+from mpi_gpucomp.errors import FrameError, ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from mpi_gpucomp.codec import Pending
-    from mpi_gpucomp.device import DType, Event, Memory
+    from mpi_gpucomp.device import DType, Event, Memory, Stream
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Layout
     from mpi_gpucomp.engine.staging import Frame
@@ -28,14 +29,13 @@ if TYPE_CHECKING:
     from mpi_gpucomp.transport.base import Transfer, Transport
 
     Ready = Callable[[], bool]
+    StreamWork = Callable[[Stream], None]
     Moves = Generator[Ready, None, None]
 
 __all__ = ["Task"]
 
 AHEAD = 2
 """Messages that a lane has room for before it needs them; more would make MPI interleave them."""
-CHANNELS = 8
-"""Tags that a task may use: one for each channel of its algorithm."""
 
 
 class _LaneState:
@@ -77,24 +77,46 @@ class Task:
         name: str,
         op: str = "sum",
         same_everywhere: bool = False,
+        before: StreamWork | None = None,
+        after: StreamWork | None = None,
     ) -> None:
-        """Prepare this rank's part; `same_everywhere` lets a rank that sends a final value take what it encoded."""
+        """Describe this rank's part; `same_everywhere` lets a rank that sends a final value take what it encoded.
+
+        `before` and `after` queue work on the task's stream ahead of everything else, and behind it.
+        """
         rank = transport.rank
-        self.name = name
+        _check_channels(algorithm, rank)
+        self.name, self.tag = name, tag
+        self.peer_tags: dict[int, int] = {}
+        """The first tag that each peer listens on for this collective; one that is not here listens on ours."""
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self._taken: Counter[tuple[int, int]] = Counter()
         self._program, self._layout, self._dtype = algorithm.programs[rank], layout, dtype
         self._coder, self._transport, self._op = coder, transport, op
-        self.tags = range(tag, tag + CHANNELS)
-        """The tags of its messages, one for each channel."""
-        self._versions = Versions.of(self._program, algorithm.goal, rank)
+        self._versions = versions_of(algorithm, rank)
         self._settles = same_everywhere and not coder.codec.lossless
         self._finished = [0] * len(self._program.lanes)
         self._shared: dict[tuple[int, Version], _Shared] = {}
         self._scratch: dict[tuple[int, int], tuple[Memory, Buffer]] = {}
         self._working: deque[tuple[Pending, Frame]] = deque()
+        self._discarding: list[Transfer] = []
         self._encoding = 0
         self._end: Event | None = None
         self.done = False
         """Whether every lane has come to its end, all work is done, and the caller may use the buffers."""
+        self._before, self._after = before, after
+        self._lanes: list[_LaneState] = []
+
+    @property
+    def longest(self) -> int:
+        """Return the length of the longest block that this rank knows of."""
+        return self._layout.longest
+
+    def prepare(self, longest: int) -> None:
+        """Get ready to move, now that the length of the longest block of all ranks is known."""
+        self._layout.stretch(longest)
+        if self._before is not None:
+            self._before(self._coder.stream)
         self._lanes = [self._prepared(number) for number in range(len(self._program.lanes))]
 
     def _prepared(self, number: int) -> _LaneState:
@@ -107,6 +129,12 @@ class Task:
         state = _LaneState(lane, staging, messages)
         state.moves = self._walk(number, state)
         return state
+
+    @property
+    def neighbours(self) -> frozenset[int]:
+        """Return the ranks that it sends to or receives from."""
+        peers = {peer for lane in self._program.lanes for peer in (lane.send, lane.receive) if peer is not None}
+        return frozenset(peers)
 
     @property
     def busy(self) -> bool:
@@ -129,6 +157,8 @@ class Task:
         if self.done or self._working or any(state.ready or state.leaving for state in self._lanes):
             return False
         if self._end is None:
+            if self._after is not None:
+                self._after(self._coder.stream)
             self._end = self._coder.stream.record()
         if self._end.done():
             self._end.wait()
@@ -139,7 +169,7 @@ class Task:
         """Say whether a peer has sent something that the task, which is not running, has not asked for."""
         return any(
             state.lane.receive is not None
-            and self._transport.arrived(state.lane.receive, self.tags[state.lane.channel])
+            and self._transport.arrived(state.lane.receive, self.tag + state.lane.channel)
             for state in self._lanes
         )
 
@@ -151,8 +181,43 @@ class Task:
                 state.expected += 1
 
     def abandon(self) -> None:
-        """Give up after a failure: stop listening. What is leaving is left to itself, with its memory."""
+        """Give up after a failure: stop listening, encode and send nothing more."""
         self.suspend()
+        self._end = self._coder.stream.record()
+
+    def wind_down(self, owed: Mapping[tuple[int, int], int]) -> bool:
+        """Let what is under way come to its end, and throw away what peers have sent (`owed`, by peer and channel).
+
+        Say whether nothing is left. Only then is the memory given back: until then the wire or the stream may use it.
+        """
+        assert self._end is not None, "abandon first"
+        waiting = [transfer for state in self._lanes for transfer, _ in (*state.arriving, *state.leaving)]
+        waiting += self._discarding
+        if not all([transfer.done() for transfer in waiting]) or not self._end.done():
+            return False
+        for state in self._lanes:
+            self._taken[state.lane.receive or 0, state.lane.channel] += len(state.arriving)
+            state.arriving.clear()
+        self._discarding = list(self._discarded(owed))
+        if self._discarding or any(owed[key] > self._taken[key] for key in owed):
+            return False
+        for state in self._lanes:
+            state.leaving.clear()
+            state.moves.close()
+            state.staging.reclaim()
+        for memory, _ in self._scratch.values():
+            memory.release()
+        return True
+
+    def _discarded(self, owed: Mapping[tuple[int, int], int]) -> Iterator[Transfer]:
+        """Start to receive, for nobody, what has been sent and not taken."""
+        for (peer, channel), count in owed.items():
+            while self._taken[peer, channel] < count:
+                transfer = self._transport.discard(peer, self.tag + channel)
+                if transfer is None:
+                    break
+                self._taken[peer, channel] += 1
+                yield transfer
 
     def _settle_work(self) -> bool:
         """Let go of frames that have been decoded."""
@@ -178,7 +243,7 @@ class Task:
         peer = state.lane.receive
         while peer is not None and state.expected and len(state.arriving) < AHEAD and state.staging.available():
             frame = state.staging.take()
-            tag = self.tags[state.lane.channel]
+            tag = self.tag + state.lane.channel
             transfer = self._transport.receive(peer, tag, frame.memory.address, frame.memory.nbytes)
             state.arriving.append((transfer, frame))
             state.expected -= 1
@@ -224,6 +289,7 @@ class Task:
         if not state.has_message():
             yield state.has_message  # not of one transfer: a task that was suspended listens with another
         transfer, frame = state.arriving.popleft()
+        self._taken[state.lane.receive or 0, state.lane.channel] += 1
         frame.nbytes = transfer.nbytes
         frame.header = self._coder.open(frame.filled(), self._where(state, loop))
         return frame
@@ -268,8 +334,10 @@ class Task:
 
     def _post(self, state: _LaneState, frame: Frame) -> None:
         """Send a frame, which lets go of it once it has left."""
-        peer, tag = state.lane.send, self.tags[state.lane.channel]
+        peer, channel = state.lane.send, state.lane.channel
         assert peer is not None
+        tag = self.peer_tags.get(peer, self.tag) + channel
+        self.sent[peer, channel] += 1
         state.leaving.append((self._transport.send(peer, tag, frame.memory.address, frame.nbytes), frame))
 
     def _reduce(
@@ -335,6 +403,18 @@ class Task:
 
     def _where(self, state: _LaneState, loop: int) -> str:
         return f"rank {self._transport.rank}: {self.name}, loop {loop}, from rank {state.lane.receive}"
+
+
+def _check_channels(algorithm: Algorithm, rank: int) -> None:
+    channels = 1 + max((lane.channel for lane in algorithm.programs[rank].lanes), default=0)
+    if channels > CHANNELS:
+        raise ScheduleError(
+            f"algorithm {algorithm.name}",
+            expected=f"at most {CHANNELS} channels",
+            got=f"{channels}",
+            remedy="Let lanes that go to different peers share a channel.",
+            rank=rank,
+        )
 
 
 def _elements(memory: Memory, like: Buffer) -> Buffer:

@@ -14,9 +14,9 @@ from mpi_gpucomp.schedule.memory import Memory
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.goal import Goal
-    from mpi_gpucomp.schedule.ir import Program, Step
+    from mpi_gpucomp.schedule.ir import Algorithm, Program, Step
 
-__all__ = ["Version", "Versions"]
+__all__ = ["Version", "Versions", "versions_of"]
 
 
 @dataclass(eq=False)
@@ -64,6 +64,21 @@ class Versions:
                 cells[cell] = Version()
                 fresh.append(cells[cell])
             self.written[key] = fresh
+
+
+_known: dict[tuple[int, int], tuple[Algorithm, Versions]] = {}
+"""By identity, with the algorithm kept alive: to compare two programs would take longer than to follow one."""
+MOST_KNOWN = 256
+
+
+def versions_of(algorithm: Algorithm, rank: int) -> Versions:
+    """Return the versions of a rank's program, worked out once."""
+    key = id(algorithm), rank
+    if key not in _known:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = algorithm, Versions.of(algorithm.programs[rank], algorithm.goal, rank)
+    return _known[key][1]
 
 
 def _in_order(program: Program) -> list[tuple[tuple[int, int], Step]]:

@@ -1,7 +1,9 @@
 """What a transport is: messages between ranks, non-blocking, in order for each pair of ranks and tag.
 
 It moves bytes between addresses and knows nothing of collectives. A message may be shorter than the room for it, and
-never longer. Nobody waits here: whoever wants to know asks `done`, and asking is what makes messages move.
+never longer. Nobody waits here: whoever wants to know asks `done`, and asking is what makes messages move. Besides,
+ranks can leave each other short letters, which need no room and no tag. Any call raises RankFailedError when a peer is
+lost.
 """
 
 from __future__ import annotations
@@ -46,6 +48,22 @@ class Transport(ABC):
     @abstractmethod
     def arrived(self, peer: int, tag: int) -> bool:
         """Say whether a message is there that nobody has asked for yet."""
+
+    @abstractmethod
+    def discard(self, peer: int, tag: int) -> Transfer | None:
+        """Start to receive a message only to throw it away; None if there is none that nobody has asked for."""
+
+    @abstractmethod
+    def post(self, peer: int, letter: bytes) -> None:
+        """Leave a letter for a peer; letters of one rank arrive in order."""
+
+    @abstractmethod
+    def poll(self) -> tuple[int, bytes] | None:
+        """Return the next letter and who left it, if there is one."""
+
+    @abstractmethod
+    def revoke(self) -> None:
+        """Make every rank's calls fail, those that wait too, where the network can do that."""
 
     @abstractmethod
     def close(self) -> None:

@@ -63,6 +63,22 @@ class _Receive(Transfer):
         return True
 
 
+class _Kept(Transfer):
+    """A receive with the room that it needs."""
+
+    def __init__(self, receive: Transfer, room: object) -> None:
+        self._receive, self._room = receive, room
+        self.nbytes = 0
+
+    def done(self) -> bool:
+        """Ask the receive."""
+        return self._receive.done()
+
+    def cancel(self) -> bool:
+        """Refuse: the message is there."""
+        return False
+
+
 class Network:
     """What the ranks of one process have in common."""
 
@@ -71,6 +87,7 @@ class Network:
         self.size, self.eager = size, eager
         self.messages: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
         self.waiting: dict[tuple[int, int, int], deque[_Receive]] = defaultdict(deque)
+        self.letters: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
 
 
 class _Loopback(Transport):
@@ -98,6 +115,27 @@ class _Loopback(Transport):
         """Compare what was sent with what is waited for."""
         key = peer, self.rank, tag
         return len(self._network.messages[key]) > len(self._network.waiting[key])
+
+    def discard(self, peer: int, tag: int) -> Transfer | None:
+        """Take a message to nowhere."""
+        if not self.arrived(peer, tag):
+            return None
+        key = peer, self.rank, tag
+        message = self._network.messages[key][len(self._network.waiting[key])]
+        room = ctypes.create_string_buffer(max(1, message.nbytes))
+        return _Kept(self.receive(peer, tag, ctypes.addressof(room), message.nbytes), room)
+
+    def post(self, peer: int, letter: bytes) -> None:
+        """Leave a letter."""
+        self._network.letters[peer].append((self.rank, letter))
+
+    def poll(self) -> tuple[int, bytes] | None:
+        """Take the next letter."""
+        letters = self._network.letters[self.rank]
+        return letters.popleft() if letters else None
+
+    def revoke(self) -> None:
+        """Do nothing: nobody is lost in one process."""
 
     def close(self) -> None:
         """Do nothing: the network goes with its last rank."""

@@ -1,23 +1,51 @@
-"""Messages over MPI, on a duplicate of the caller's communicator, so that no tag meets the caller's."""
+"""Messages over MPI, on duplicates of the caller's communicator, so that no tag meets the caller's."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from mpi4py import MPI
 
+from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.transport.base import Transfer, Transport
 
-__all__ = ["MpiTransport"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MpiTransport", "lost"]
 
 _memory = MPI.memory.fromaddress
 
+FAILURES = tuple(
+    getattr(MPI, name)
+    for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    if getattr(MPI, name, MPI.ERR_UNKNOWN) != MPI.ERR_UNKNOWN
+)
+"""What MPI says when a rank is dead, in an MPI that survives it (ULFM)."""
+
+
+def lost(error: MPI.Exception, rank: int) -> RankFailedError:
+    """Make our error of MPI's."""
+    died = error.Get_error_class() in FAILURES
+    return RankFailedError(
+        "communicator",
+        expected="all ranks to be there",
+        got=f"MPI's error: {error.Get_error_string()}",
+        remedy="Go on with the others: new = comm.Shrink()." if died else "See what MPI says on the other ranks.",
+        rank=rank,
+    )
+
 
 class _Sent(Transfer):
-    def __init__(self, request: MPI.Request, nbytes: int) -> None:
-        self._test, self.nbytes = request.Test, nbytes
+    def __init__(self, request: MPI.Request, nbytes: int, fail: Callable[[MPI.Exception], NoReturn]) -> None:
+        self._request, self.nbytes, self._fail = request, nbytes, fail
 
     def done(self) -> bool:
         """Ask MPI."""
-        return self._test()
+        try:
+            return self._request.Test()
+        except MPI.Exception as error:
+            self._fail(error)
 
     def cancel(self) -> bool:
         """Refuse: MPI does not take sends back."""
@@ -25,24 +53,32 @@ class _Sent(Transfer):
 
 
 class _Received(Transfer):
-    def __init__(self, request: MPI.Request) -> None:
-        self._request, self._status = request, MPI.Status()
+    def __init__(
+        self, request: MPI.Request, fail: Callable[[MPI.Exception], NoReturn], room: bytearray | None = None
+    ) -> None:
+        self._request, self._status, self._fail, self._room = request, MPI.Status(), fail, room
         self.nbytes = 0
         self._done = False
 
     def done(self) -> bool:
         """Ask MPI; the status is read once."""
-        if not self._done and self._request.Test(self._status):
-            self.nbytes = self._status.Get_count(MPI.BYTE)
-            self._done = True
+        try:
+            if not self._done and self._request.Test(self._status):
+                self.nbytes = self._status.Get_count(MPI.BYTE)
+                self._done = True
+        except MPI.Exception as error:
+            self._fail(error)
         return self._done
 
     def cancel(self) -> bool:
         """Ask MPI to take the receive back, and wait for its answer, which does not depend on the peer."""
         if self._done:
             return False
-        self._request.Cancel()
-        self._request.Wait(self._status)
+        try:
+            self._request.Cancel()
+            self._request.Wait(self._status)
+        except MPI.Exception as error:
+            self._fail(error)
         if self._status.Is_cancelled():
             return True
         self.nbytes, self._done = self._status.Get_count(MPI.BYTE), True
@@ -53,24 +89,79 @@ class MpiTransport(Transport):
     """The other ranks of an MPI communicator."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """Duplicate the communicator: all its ranks do."""
-        self._comm = comm.Dup()
+        """Duplicate the communicator, for messages and for letters: all its ranks do."""
+        self._comm, self._post = comm.Dup(), comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         largest = self._comm.Get_attr(MPI.TAG_UB)
         self.largest_tag = largest if isinstance(largest, int) else 32767
+        self._posted: list[MPI.Request] = []
+        self._status = MPI.Status()
 
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
         """Start to send."""
-        return _Sent(self._comm.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes)
+        try:
+            return _Sent(self._comm.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self._fail)
+        except MPI.Exception as error:
+            self._fail(error)
 
     def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
         """Start to receive."""
-        return _Received(self._comm.Irecv([_memory(address, room), MPI.BYTE], peer, tag))
+        try:
+            return _Received(self._comm.Irecv([_memory(address, room), MPI.BYTE], peer, tag), self._fail)
+        except MPI.Exception as error:
+            self._fail(error)
 
     def arrived(self, peer: int, tag: int) -> bool:
         """Ask MPI."""
-        return self._comm.Iprobe(peer, tag)
+        try:
+            return self._comm.Iprobe(peer, tag)
+        except MPI.Exception as error:
+            self._fail(error)
+
+    def discard(self, peer: int, tag: int) -> Transfer | None:
+        """Receive what MPI has found into memory of its own."""
+        try:
+            message = self._comm.Improbe(peer, tag, self._status)
+            if message is None:
+                return None
+            room = bytearray(self._status.Get_count(MPI.BYTE))
+            return _Received(message.Irecv([room, MPI.BYTE]), self._fail, room)
+        except MPI.Exception as error:
+            self._fail(error)
+
+    def post(self, peer: int, letter: bytes) -> None:
+        """Send a letter; it is kept until MPI has taken it."""
+        try:
+            self._posted = [request for request in self._posted if not request.Test()]
+            self._posted.append(self._post.Isend([letter, MPI.BYTE], peer))
+        except MPI.Exception as error:
+            self._fail(error)
+
+    def poll(self) -> tuple[int, bytes] | None:
+        """Receive a letter that is there."""
+        try:
+            message = self._post.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+            if message is None:
+                return None
+            peer, letter = self._status.Get_source(), bytearray(self._status.Get_count(MPI.BYTE))
+            message.Recv([letter, MPI.BYTE])
+            return peer, bytes(letter)
+        except MPI.Exception as error:
+            self._fail(error)
+
+    def revoke(self) -> None:
+        """Revoke the duplicates; an MPI that does not know how leaves it to its launcher to end the job."""
+        for comm in (self._comm, self._post):
+            try:
+                comm.Revoke()
+            except (MPI.Exception, NotImplementedError):
+                return
 
     def close(self) -> None:
-        """Free the duplicate: all ranks do."""
+        """Free the duplicates: all ranks do."""
+        MPI.Request.Waitall(self._posted)
         self._comm.Free()
+        self._post.Free()
+
+    def _fail(self, error: MPI.Exception) -> NoReturn:
+        raise lost(error, self.rank) from error

@@ -95,7 +95,7 @@ def lossy(comm: Communicator) -> None:
 
 
 def main() -> None:
-    with Communicator(WORLD, codec="split", chunk=20_000) as comm:
+    with Communicator(WORLD, codec="split", chunk=20_000, small=0) as comm:
         for dtype in ("float32", "float64"):
             for count in (0, 1, 3, 1000, 30_000):
                 against_mpi(comm, count, dtype)

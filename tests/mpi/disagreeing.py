@@ -1,33 +1,66 @@
-"""Run under mpirun: ranks call a collective in different ways, and each prints the error that it gets."""
+"""Run under mpirun: ranks call a collective in different ways, and each tells the error that it gets."""
 
 from __future__ import annotations
 
-import sys
+import json
 
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp import AgreementError, BufferError, Communicator
+from mpi_gpucomp import Communicator, GpucompError
 
-RANK = MPI.COMM_WORLD.rank
+WORLD = MPI.COMM_WORLD
+ODD = WORLD.rank == 1
+
+
+def zeros(count: int, dtype: str = "f4") -> np.ndarray:
+    return np.zeros(count, dtype)
+
+
 CALLS = {
-    "count": lambda comm: comm.Bcast(np.zeros(1000 + (RANK == 1), np.float32)),
-    "dtype": lambda comm: comm.Allreduce(*np.zeros((2, 1000), "f8" if RANK == 1 else "f4")),
-    "root": lambda comm: comm.Bcast(np.zeros(1000, np.float32), root=int(RANK == 1)),
-    "codec": lambda comm: comm.Bcast(np.zeros(1000, np.float32), codec="mpc" if RANK == 1 else "split"),
-    "algorithm": lambda comm: comm.Bcast(np.zeros(1000, np.float32), algorithm="tree" if RANK == 1 else "chain"),
-    "bad buffer": lambda comm: comm.Bcast(np.zeros(1000, "i4" if RANK == 1 else "f4")),
+    "count": lambda comm, n: comm.Bcast(zeros(n + ODD)),
+    "dtype": lambda comm, n: (
+        comm.Allreduce(zeros(n), zeros(n)) if not ODD else comm.Allreduce(zeros(n, "f8"), zeros(n, "f8"))
+    ),
+    "root": lambda comm, n: comm.Bcast(zeros(n), root=int(ODD)),
+    "operation": lambda comm, n: comm.Allreduce(zeros(n), zeros(n), MPI.MAX if ODD else MPI.SUM),
+    "codec": lambda comm, n: comm.Bcast(zeros(n), codec="mpc" if ODD else "zfp:rate=16"),
+    "algorithm": lambda comm, n: comm.Bcast(zeros(n), algorithm="tree" if ODD else "chain"),
+    "collective": lambda comm, n: comm.Bcast(zeros(n)) if ODD else comm.Allreduce(zeros(n), zeros(n)),
+    "refused": lambda comm, n: comm.Bcast(zeros(n, "i4" if ODD else "f4"), codec="split"),
+    "named": lambda comm, n: comm.Iallreduce(zeros(n), zeros(n), name="grad.1", chunk=40_000 if ODD else None).Wait(),
+    "started": lambda comm, n: comm.Iallgather(zeros(n + ODD), zeros(3 * (n + ODD)), algorithm="ring").Wait(),
 }
 
-comm = Communicator(MPI.COMM_WORLD, codec="split")
-for name, call in CALLS.items():
+
+def heard(comm: Communicator, call: object, count: int) -> str:
     try:
-        call(comm)
-        print(f"{RANK}: {name}: no error")
-    except (AgreementError, BufferError) as error:
-        print(f"{RANK}: {name}: {type(error).__name__}: {error}")
-values = np.full(1000, RANK, np.float32)
-comm.Bcast(values, 2)
-print(f"{RANK}: still usable: {values.sum():g}")
-comm.Free()
-sys.stdout.flush()
+        call(comm, count)
+        return "no error"
+    except GpucompError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def usable(comm: Communicator) -> bool:
+    for count in (10, 100_000):
+        values = np.full(count, WORLD.rank, np.float32)
+        comm.Bcast(values, 2)
+        if not (values == 2).all():
+            return False
+    return True
+
+
+def main() -> None:
+    told = {}
+    with Communicator(WORLD, codec="split") as comm:
+        for count in (1000, 50_000):
+            for name, call in CALLS.items():
+                told[f"{name} {count}"] = heard(comm, call, count)
+        told["usable"] = usable(comm)
+    everybody = WORLD.gather(told)
+    if WORLD.rank == 0:
+        print(json.dumps(everybody))
+
+
+if __name__ == "__main__":
+    main()

@@ -69,7 +69,9 @@ class Ranks:
             layout = Layout(algorithm.goal, source, output, piece)
             dtype_here = output.buffer.dtype
             coder = self.coders[rank]
-            self.tasks.append(Task(algorithm, layout, dtype_here, coder, transport, 0, name="test", **options))
+            task = Task(algorithm, layout, dtype_here, coder, transport, 0, name="test", **options)
+            task.prepare(task.longest)
+            self.tasks.append(task)
 
     def drive(self, seconds: float = 30.0) -> None:
         """Let all tasks go on until they are done."""

@@ -16,7 +16,8 @@ from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine, Job
 from mpi_gpucomp.engine.layout import Blocks, Layout
-from mpi_gpucomp.engine.task import CHANNELS, Task
+from mpi_gpucomp.engine.meeting import Meeting
+from mpi_gpucomp.engine.task import Task
 from mpi_gpucomp.errors import FrameError
 from mpi_gpucomp.schedule.goal import COLLECTIVES
 from mpi_gpucomp.transport.loopback import loopback
@@ -111,7 +112,7 @@ def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], 
     ]
     engines, jobs, data = [], [], {}
     for rank in range(ranks):
-        engine, coder = Engine(slots=2), Coder(find("none"), get_device("host"), inline=True)
+        engine, coder = Engine(networks[rank], slots=2), Coder(find("none"), get_device("host"), inline=True)
         engines.append(engine)
         order = list(range(count))
         if shuffled:
@@ -122,10 +123,8 @@ def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], 
             blocks = Blocks.even(as_buffer(values), 1)
             algorithm = build(kind, algorithms(kind)[0].name, ranks, root if kind == "broadcast" else 0, in_place=True)
             layout = Layout(algorithm.goal, blocks, blocks, 1024)
-            task = Task(
-                algorithm, layout, blocks.buffer.dtype, coder, networks[rank], CHANNELS * number, name=f"c{number}"
-            )
-            jobs.append(Job(task))
+            task = Task(algorithm, layout, blocks.buffer.dtype, coder, networks[rank], engine.free_tag(), name=kind)
+            jobs.append(Job(task, name=f"c{number}"))
             engine.submit(jobs[-1])
     wanted = {
         (rank, number): root + number if kind == "broadcast" else sum(range(ranks)) + ranks * number
@@ -150,19 +149,11 @@ def test_ranks_may_start_collectives_in_any_order(shuffled):
 
 
 def test_a_failed_collective_frees_its_slot():
-    class Broken:
-        busy = done = False
-
+    class Broken(Meeting):
         def move(self):
             raise ValueError("broken")
 
-        def abandon(self):
-            pass
-
-        def called_for(self):
-            return False
-
-    engine, job = Engine(slots=1), Job(Broken())
+    engine, job = Engine(loopback(1)[0], slots=1), Job(Broken("allreduce"))
     engine.submit(job)
     engine.progress()
     assert job.finished and isinstance(job.error, ValueError) and engine.idle

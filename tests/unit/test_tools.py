@@ -32,6 +32,7 @@ mpc:stride=4    yes       f32 f64           yes          no GPU here  smooth flo
 zfp:rate=8      no        f16 bf16 f32 f64  yes          no GPU here  floats, at a size that is known in advance
 bound:rel=1e-4  no        f16 bf16 f32 f64  yes          no GPU here  floats, with an error that is known in advance
 cast:bf16       no        f32               yes          no GPU here  floats in fewer bits
+auto            yes       any               yes          no GPU here  any values: what gets each chunk there soonest
 lz4             yes       any               yes          no GPU here  any bytes
 snappy          yes       any               yes          no GPU here  any bytes
 zstd            yes       any               yes          no GPU here  any bytes
@@ -54,6 +55,7 @@ mpc:stride=4    yes       f32 f64           yes            no GPU here  smooth f
 zfp:rate=8      no        f16 bf16 f32 f64  yes            no GPU here  floats, at a size that is known in advance
 bound:rel=1e-4  no        f16 bf16 f32 f64  yes            no GPU here  floats, with an error that is known in advance
 cast:bf16       no        f32               yes            no GPU here  floats in fewer bits
+auto            yes       any               yes            no GPU here  any values: what gets each chunk there soonest
 lz4             yes       any               needs cramjam  no GPU here  any bytes
 snappy          yes       any               needs cramjam  no GPU here  any bytes
 zstd            yes       any               needs cramjam  no GPU here  any bytes
@@ -253,7 +255,7 @@ def test_measure_tries_all_codecs_that_take_the_type(capsys: pytest.CaptureFixtu
     assert list(floats)[:8] == [
         "none", "split", "mpc:stride=4", "mpc", "zfp:rate=8", "zfp:rate=16", "bound:rel=0.0001", "cast:bf16",
     ]  # fmt: skip
-    assert list(floats)[8:] == ["lz4", "snappy", "zstd", "deflate", "gdeflate", "ans", "bitcomp", "cascaded"]
+    assert list(floats)[8:] == ["auto", "lz4", "snappy", "zstd", "deflate", "gdeflate", "ans", "bitcomp", "cascaded"]
     assert not any(found["wrong"] for found in floats.values())
     assert floats["bound:rel=0.0001"]["largest_relative_error"] <= 1e-4
     assert {spec for spec, found in floats.items() if found["unavailable"]} == {
@@ -261,7 +263,7 @@ def test_measure_tries_all_codecs_that_take_the_type(capsys: pytest.CaptureFixtu
     }  # fmt: skip
     assert floats["ans"]["unavailable"] == "needs a GPU"
     integers = measured(capsys, save(tmp_path, np.arange(600)))
-    assert list(integers) == ["none", "lz4", "snappy", "zstd", "deflate", "gdeflate", "ans", "bitcomp", "cascaded"]
+    assert list(integers) == ["none", *list(floats)[8:]]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.dtype(">f4")])

@@ -1,0 +1,394 @@
+"""Carries calls out: decides which way a call goes, and makes it a job of the engine or a call of MPI's own."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpi4py import MPI
+
+from mpi_gpucomp.codec import find
+from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.comm.forms import FORMS, Form, Place
+from mpi_gpucomp.comm.options import Choice
+from mpi_gpucomp.comm.packing import Packing, device_of
+from mpi_gpucomp.comm.plain import Detour, can_do, passes
+from mpi_gpucomp.comm.request import PlainRequest, Request
+from mpi_gpucomp.device import order_after
+from mpi_gpucomp.engine.coder import Coder
+from mpi_gpucomp.engine.engine import Engine, Job
+from mpi_gpucomp.engine.layout import Layout
+from mpi_gpucomp.engine.meeting import Meeting
+from mpi_gpucomp.engine.progress import Crank
+from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.errors import BufferError, GpucompError, ScheduleError, SpecError
+from mpi_gpucomp.schedule import xml
+from mpi_gpucomp.schedule.check import checked
+from mpi_gpucomp.schedule.ir import Algorithm
+from mpi_gpucomp.transport.mpi import MpiTransport
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.options import Options
+    from mpi_gpucomp.device import Device
+
+__all__ = ["Caller", "Settings"]
+
+INLINE_BYTES = 1 << 16
+"""Chunks below this size are coded by the thread that waits for them."""
+REVOKED_SECONDS = 1.0
+"""How long a call of MPI's own may take to come back once it was revoked; an MPI with no ULFM does not even say so."""
+SHORT = 1 << 18
+"""Up to so many bytes, MPI's own is as fast as a schedule that does not compress."""
+
+
+class Settings(NamedTuple):
+    """What a communicator was made with."""
+
+    codec: str | Codec
+    roles: dict[str, str | Codec]
+    chunk: int
+    slots: int
+    small: int
+    timeout: float | None
+
+
+class Registered(NamedTuple):
+    """A collective with a name: mpi4py's method, and options."""
+
+    method: str
+    options: Options
+
+
+class Caller:
+    """The calls of one communicator."""
+
+    def __init__(self, plain: MPI.Intracomm, settings: Settings) -> None:
+        """Let all ranks make one, on a communicator that nobody else uses."""
+        self._plain, self._settings = plain, settings
+        self.rank, self.size = plain.rank, plain.size
+        self._codecs = {role: find(codec) for role, codec in {**settings.roles, "": settings.codec}.items()}
+        self._transport = MpiTransport(plain)
+        self.engine = Engine(self._transport, settings.slots, settings.timeout)
+        self.engine.stuck_outside = self._end_it
+        self.crank = Crank(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+        self._coders: dict[tuple[str, str, bool], Coder] = {}
+        self._registered: dict[str, Registered] = {}
+        self._completed: deque[str] = deque()
+        self._agreed: set[object] = set()
+        """Kinds of calls of MPI's own that all ranks were found to make alike."""
+        self.quick: set[tuple[int, str, int] | None] = set()
+        """Those on numpy's arrays that can be told by length, type and root or operation, to lose no time on them."""
+        # A thread that calls MPI must be gone before MPI is, which mpi4py ends after Python's own exit handlers.
+        self._exit = weakref.finalize(self, self.crank.close)
+
+    def close(self, *, broken: bool = False) -> None:
+        """End the thread and the streams; all ranks do, unless some are `broken`, and free what MPI holds."""
+        self._exit()
+        for coder in self._coders.values():
+            coder.close()
+        if not broken:
+            self._transport.close()
+
+    # Calls
+
+    def block(self, method: str, args: tuple[Any, ...], options: Options) -> bool:
+        """Carry out a call; say whether the next one like it may go straight to MPI without asking here."""
+        form, choice = self._understood(method, args, options)
+        if form is None or choice.algorithm is None:
+            self._straight(method, form, args, choice)
+            return form is not None and self.crank.background and passes(form, args)
+        Request(self._submit(form, choice, options, background=False), self.crank, form).Wait()
+        return False
+
+    def begin(self, method: str, args: tuple[Any, ...], options: Options) -> Request:
+        """Start a call."""
+        form, choice = self._understood(method, args, options)
+        if form is None or choice.algorithm is None:
+            return self._start_straight(method, form, args, choice)
+        return Request(self._submit(form, choice, options, background=True), self.crank, form)
+
+    def _understood(self, method: str, args: tuple[Any, ...], options: Options) -> tuple[Form | None, Choice]:
+        """Read a call and choose its way. If it is wrong, the other ranks hear so."""
+        try:
+            form = FORMS[method](Place(method, self.rank, self.size), *args)
+            return form, self._choose(method, form, options)
+        except GpucompError as error:
+            name = options.get("name") or ""
+            job = Job(Meeting(method), f"an error: {error}", name=name, trace=0 if name else self.engine.trace)
+            self.crank.submit(job)
+            raise
+
+    def _choose(self, method: str, form: Form | None, options: Options) -> Choice:
+        name, wanted = options.get("name"), options.get("algorithm")
+        if form is None or form.collective == "scan":
+            self._check_mpi_can(method, form, options)
+            return Choice(None, None)
+        codec = self._codec(form, options)
+        if name is None and wanted is None and self._is_small(form, codec):
+            return Choice(codec, None)
+        piece = max(1, (options.get("chunk") or self._settings.chunk) // form.some.buffer.dtype.itemsize)
+        return Choice(codec, self._algorithm(form, wanted), piece)
+
+    def _check_mpi_can(self, method: str, form: Form | None, options: Options) -> None:
+        """Raise where the caller asks for more than MPI can do."""
+        if form is not None and not can_do(form):
+            raise BufferError(
+                method,
+                expected="elements of a type that MPI has operations for",
+                got=str(form.some.buffer.dtype),
+                remedy="Convert them to float32 first.",
+                rank=self.rank,
+            )
+        asked = [key for key in ("name", "algorithm", "codec") if options.get(key) is not None]
+        if asked:
+            raise SpecError(
+                method,
+                expected=f"elements and an operation that can go with {', '.join(asked)}",
+                got="a collective, a derived datatype, an operation or elements that only MPI knows",
+                remedy=f"Leave {', '.join(asked)} out.",
+                rank=self.rank,
+            )
+
+    def _codec(self, form: Form, options: Options) -> Codec:
+        """Return the codec of a call; the communicator's own stands back where it cannot hold the elements."""
+        dtype = form.some.buffer.dtype
+        explicit = options.get("codec")
+        if explicit is not None:
+            codec = find(explicit)
+            codec.check_dtype(dtype)
+            return codec
+        role = options.get("role") or ""
+        if role not in self._codecs:
+            known = ", ".join(sorted(filter(None, self._codecs)))
+            raise SpecError(
+                "role",
+                expected=f"one of {known}" if known else "none: the communicator has no roles",
+                got=repr(role),
+                remedy="Give the communicator a codec for it: Communicator(..., roles={...}).",
+                rank=self.rank,
+            )
+        codec = self._codecs[role]
+        return codec if dtype.name in codec.dtypes else find("none")
+
+    def _is_small(self, form: Form, codec: Codec) -> bool:
+        """Say whether MPI's own is at least as fast, from what all ranks know."""
+        if not can_do(form):
+            return False
+        if form.counts is None:
+            return codec.name == "none"
+        nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
+        return nbytes <= (max(SHORT, self._settings.small) if codec.name == "none" else self._settings.small)
+
+    def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
+        """Return the schedule for a call: by its name, from a file, or as given."""
+        if isinstance(wanted, str) and not wanted.endswith(".xml"):
+            return build(form.collective, wanted, self.size, form.root, in_place=form.in_place)
+        if wanted is None:
+            name = algorithms(form.collective)[0].name
+            return build(form.collective, name, self.size, form.root, in_place=form.in_place)
+        given = checked(wanted) if isinstance(wanted, Algorithm) else _from_file(wanted)
+        self._check_fits(given, form)
+        return given
+
+    def _check_fits(self, given: Algorithm, form: Form) -> None:
+        wanted = form.collective, self.size, form.in_place, form.root
+        got = given.collective, given.ranks, given.in_place, given.goal.root
+        if wanted != got:
+            kind = "{} on {} ranks, in place: {}, root {}"
+            raise ScheduleError(
+                f"algorithm {given.name}",
+                expected=kind.format(*wanted),
+                got=kind.format(*got),
+                remedy="Load a schedule that was made for this call.",
+                rank=self.rank,
+            )
+
+    # The engine's way
+
+    def _submit(self, form: Form, choice: Choice, options: Options, *, background: bool) -> Job:
+        assert choice.codec is not None and choice.algorithm is not None
+        device = device_of(form.sent, form.received)
+        packing = Packing(device)
+        sent, received = packing.via(form.sent, writable=False), packing.via(form.received, writable=True)
+        if form.lands_at_start is not None and received is not None:
+            received = packing.landing(received)
+        piece = choice.piece
+        if form.counts is not None:
+            piece = min(piece, max(1, -(-max(form.counts, default=0) // choice.algorithm.chunks)))
+        layout = Layout(choice.algorithm.goal, sent, received, piece)
+        dtype = form.some.buffer.dtype
+        coder = self._coder(choice.codec, device, piece * dtype.itemsize < INLINE_BYTES)
+        for blocks in (form.sent, form.received):
+            if blocks and blocks.buffer.device == device.name:
+                order_after(blocks.buffer, coder.stream)
+        name = options.get("name") or ""
+        with self.crank.lock:
+            task = Task(
+                choice.algorithm,
+                layout,
+                dtype,
+                coder,
+                self._transport,
+                self.engine.free_tag(),
+                name=form.collective,
+                op=form.op,
+                same_everywhere=form.collective in ("allreduce", "allgather"),
+                before=packing.fill,
+                after=packing.empty,
+            )
+            said = f"{form.said}, {choice.codec.spec}, {choice.algorithm.name}, chunks of {choice.piece}"
+            job = Job(
+                task,
+                said,
+                name=name,
+                priority=options.get("priority", 0),
+                uneven=form.counts is None,
+                trace=0 if name else self.engine.trace,
+            )
+            job.when_done = self._told(name, options)
+        self.crank.submit(job, background=background)
+        return job
+
+    def _told(self, name: str, options: Options) -> Any:
+        callback = options.get("callback")
+
+        def told(job: Job) -> None:
+            if name:
+                self._completed.append(name)
+            if callback is not None and job.error is None:
+                callback()
+
+        return told if name or callback else None
+
+    def _coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
+        """Return the coder that all collectives of this kind share, stream and all."""
+        key = codec.spec, device.name, inline
+        if key not in self._coders:
+            self._coders[key] = Coder(codec, device, inline=inline)
+        return self._coders[key]
+
+    # MPI's way
+
+    def _straight(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> None:
+        """Make a call of MPI's own; the first of its kind only when all ranks have said that they do."""
+        meeting = self._meeting(method, form, choice)
+        if meeting is not None:
+            self.crank.submit(meeting, background=False)
+            Request(meeting, self.crank).Wait()
+        self.engine.note(sum(_extent(form)))
+        self._plainly(method, form, args)
+
+    def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...]) -> Any:
+        """Call MPI, by way of the host where it cannot reach the elements."""
+        if form is None or passes(form, args):
+            return self._call(method, args)
+        detour = Detour(method, form, args)
+        try:
+            return self._call(method, detour.args)
+        finally:
+            detour.finish()
+
+    def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Call MPI, and go on with what is under way meanwhile if no thread does."""
+        if self.crank.background or self.engine.idle:
+            self.engine.outside = method
+            try:
+                return getattr(self._plain, method)(*args)
+            finally:
+                self.engine.outside = None
+        request = getattr(self._plain, f"I{method.lower()}")(*args)
+        while not request.Test():
+            self.crank.turn()
+        return None
+
+    def _start_straight(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> Request:
+        meeting = self._meeting(method, form, choice)
+        if meeting is not None:
+            self.crank.submit(meeting)
+        self.engine.note(sum(_extent(form)))
+        if form is None or passes(form, args):
+            request, detour = getattr(self._plain, f"I{method.lower()}")(*args), None
+        else:
+            detour = Detour(method, form, args)
+            request = getattr(self._plain, f"I{method.lower()}")(*detour.args)
+        return PlainRequest(request, meeting, self.crank, (args, form), detour)
+
+    def _meeting(self, method: str, form: Form | None, choice: Choice) -> Job | None:
+        """Return the call in which the ranks compare what they are about to do, unless they have done so before."""
+        nbytes, root = _extent(form)
+        codec = f", {choice.codec.spec}" if choice.codec else ""
+        said = f"{form.said if form else 'elements that only MPI knows'}{codec}, by MPI's own"
+        kind = (method, nbytes.bit_length(), form.some.buffer.dtype.name, root, form.op, codec) if form else (method,)
+        if self.size == 1 or kind in self._agreed:
+            return None
+        self._agreed.add(kind)
+        job = Job(Meeting(method), said, trace=self.engine.trace)
+        job.when_done = self._forget_if_wrong
+        return job
+
+    def _forget_if_wrong(self, meeting: Job) -> None:
+        """Ask again from now on: when ranks disagree, so do their memories of what they agreed on."""
+        if meeting.error is not None:
+            self._agreed.clear()
+            self.quick.clear()
+
+    def _end_it(self, error: Exception) -> None:
+        """End a call of MPI's own that will never come back: revoke it where MPI can, else end the job, saying why."""
+        step = self.engine.steps
+        with suppress(MPI.Exception, NotImplementedError):
+            self._plain.Revoke()
+            time.sleep(REVOKED_SECONDS)
+        if self.engine.outside is not None and self.engine.steps == step:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            MPI.COMM_WORLD.Abort(1)
+
+    # Names
+
+    def register(self, name: str, collective: str, options: Options) -> None:
+        """Keep the options of a named collective."""
+        method = next((known for known in FORMS if known.lower() == collective.lower()), None)
+        if method is None or name in self._registered:
+            raise SpecError(
+                f"register {name!r}",
+                expected=f"one of {', '.join(map(str.lower, FORMS))}, and a name that is not taken",
+                got=f"{collective!r}" if method is None else "a name that stands for a collective already",
+                remedy="Choose another name, or mpi4py's name of the collective.",
+                rank=self.rank,
+            )
+        self._registered[name] = Registered(method, options)
+
+    def run(self, name: str, args: tuple[Any, ...], options: Options) -> Request:
+        """Start a named collective that was registered."""
+        known = self._registered.get(name)
+        if known is None:
+            raise SpecError(
+                f"run {name!r}",
+                expected=f"a registered name: {', '.join(sorted(self._registered)) or 'there is none'}",
+                got=repr(name),
+                remedy="Call register(name, collective) first.",
+                rank=self.rank,
+            )
+        return self.begin(known.method, args, {**known.options, **options, "name": name})
+
+    def completed(self) -> list[str]:
+        """Return the names of what was completed since the last time, in that order."""
+        self.crank.turn()
+        return [self._completed.popleft() for _ in range(len(self._completed))]
+
+
+def _extent(form: Form | None) -> tuple[int, int]:
+    """Return the bytes of a call, as far as all ranks know them, and its root."""
+    return (sum(form.counts or ()) * form.some.buffer.dtype.itemsize, form.root) if form else (0, 0)
+
+
+@lru_cache(maxsize=64)
+def _from_file(path: str) -> Algorithm:
+    """Read and check a schedule once."""
+    return checked(xml.read(Path(path)))

@@ -1,0 +1,280 @@
+"""The collectives of an MPI communicator, compressed and pipelined, under mpi4py's names.
+
+A call goes one of two ways. Large ones are schedules that the engine runs. Small ones, and what we have no kernels for,
+go straight to MPI, on a duplicate of their own. Which way a call goes follows from what all ranks know alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpi_gpucomp.comm.caller import Caller, Settings
+from mpi_gpucomp.comm.request import Request
+from mpi_gpucomp.engine.engine import LOW_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from typing_extensions import Unpack
+
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.options import Options
+
+__all__ = ["Communicator"]
+
+_Array = np.ndarray
+
+
+class Communicator:
+    """The ranks of an MPI communicator, on duplicates of it; what it does not define itself is mpi4py's."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        codec: str | Codec = "none",
+        *,
+        roles: Mapping[str, str | Codec] | None = None,
+        chunk: int = 1 << 20,
+        slots: int = 2,
+        small: int = 1 << 15,
+        timeout: float | None = 60.0,
+    ) -> None:
+        """Let all ranks of `comm` make one, with the same settings.
+
+        `roles` gives codecs for kinds of data, such as {"gradients": "bound:rel=1e-3"}; calls say role="gradients".
+        Messages of at most `small` bytes go straight to MPI. So many `slots` run at once, in chunks of `chunk` bytes.
+        Ranks that wait for each other in a circle get a DeadlockError after `timeout` seconds (None: never).
+        """
+        self._settings = Settings(codec, dict(roles or {}), chunk, slots, small, timeout)
+        self._plain = comm.Dup()
+        self.rank, self.size = comm.rank, comm.size
+        self._caller = Caller(self._plain, self._settings)
+        self._quick, self._engine = self._caller.quick, self._caller.engine
+
+    def __enter__(self) -> Communicator:
+        """Use it for the length of a `with`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free it, unless something went wrong and peers may not come."""
+        if error is None:
+            self.Free()
+
+    def __getattr__(self, name: str) -> Any:
+        """Leave everything else to mpi4py, on our duplicate."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._plain, name)
+
+    def Free(self) -> None:
+        """End the background thread and free the duplicates: all ranks do, when nothing is under way."""
+        self._caller.close()
+        self._plain.Free()
+
+    def Dup(self) -> Communicator:
+        """Make another one with the same ranks and settings."""
+        return self._like(self._plain)
+
+    def Split(self, color: int = 0, key: int = 0) -> Communicator | None:
+        """Make one for each color, with the same settings; None where the color is MPI.UNDEFINED."""
+        return self._take_over(self._plain.Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Communicator | None:
+        """Make one for each machine (MPI.COMM_TYPE_SHARED) or the like."""
+        return self._take_over(self._plain.Split_type(split_type, key, info))
+
+    def Shrink(self) -> Communicator:
+        """Make one of the ranks that are still alive (an MPI with ULFM)."""
+        self._caller.close(broken=True)
+        survivors = self._take_over(self._plain.Shrink())
+        assert survivors is not None, "this rank is alive"
+        return survivors
+
+    def _take_over(self, part: MPI.Comm) -> Communicator | None:
+        if not isinstance(part, MPI.Intracomm) or part == MPI.COMM_NULL:
+            return None
+        try:
+            return self._like(part)
+        finally:
+            part.Free()
+
+    def _like(self, comm: MPI.Intracomm) -> Communicator:
+        return type(self)(comm, **self._settings._asdict())
+
+    # Names
+
+    def register(self, name: str, collective: str, /, **options: Unpack[Options]) -> None:
+        """Give a collective a name and options, to be run by `run` in any order among others with names."""
+        self._caller.register(name, collective, options)
+
+    def run(self, name: str, /, *args: Any, **options: Unpack[Options]) -> Request:
+        """Start a registered collective on buffers; its arguments are those of mpi4py's method."""
+        return self._caller.run(name, args, options)
+
+    def completed(self) -> list[str]:
+        """Return the names that were completed since the last time somebody asked, in that order."""
+        return self._caller.completed()
+
+    # Collectives
+
+    def Bcast(self, buf: Any, root: int = 0, **options: Unpack[Options]) -> None:
+        """Send the root's buffer to all."""
+        if type(buf) is not _Array or options:
+            self._caller.block("Bcast", (buf, root), options)
+        elif (kind := (buf.nbytes, buf.dtype.char, root)) not in self._quick:
+            if self._caller.block("Bcast", (buf, root), options):
+                self._quick.add(kind)
+        else:
+            engine = self._engine
+            engine.trace = (engine.trace * 31 + kind[0] + root) & LOW_BITS
+            engine.steps += 1
+            engine.outside = "Bcast"
+            self._plain.Bcast(buf, root)
+            engine.outside = None
+
+    def Reduce(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[Options]
+    ) -> None:
+        """Reduce all buffers into the root's."""
+        self._caller.block("Reduce", (sendbuf, recvbuf, op, root), options)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
+        """Reduce all buffers into everybody's."""
+        if type(recvbuf) is not _Array or options:
+            self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)
+        elif (kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle)) not in self._quick:
+            if self._caller.block("Allreduce", (sendbuf, recvbuf, op), options):
+                self._quick.add(kind)
+        else:
+            engine = self._engine
+            engine.trace = (engine.trace * 31 + kind[0]) & LOW_BITS
+            engine.steps += 1
+            engine.outside = "Allreduce"
+            self._plain.Allreduce(sendbuf, recvbuf, op)
+            engine.outside = None
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
+        """Collect the buffers of all ranks everywhere."""
+        self._caller.block("Allgather", (sendbuf, recvbuf), options)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
+        """Collect buffers of different lengths everywhere."""
+        self._caller.block("Allgatherv", (sendbuf, recvbuf), options)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
+        """Collect the buffers of all ranks at the root."""
+        self._caller.block("Gather", (sendbuf, recvbuf, root), options)
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
+        """Collect buffers of different lengths at the root."""
+        self._caller.block("Gatherv", (sendbuf, recvbuf, root), options)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
+        """Send every rank its share of the root's buffer."""
+        self._caller.block("Scatter", (sendbuf, recvbuf, root), options)
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
+        """Send every rank a share of its own length of the root's buffer."""
+        self._caller.block("Scatterv", (sendbuf, recvbuf, root), options)
+
+    def Reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
+    ) -> None:
+        """Reduce all buffers, each rank getting so many elements of the result."""
+        self._caller.block("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
+
+    def Reduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
+    ) -> None:
+        """Reduce all buffers, each rank getting its share of the result."""
+        self._caller.block("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
+        """Send every rank its share of every rank's buffer."""
+        self._caller.block("Alltoall", (sendbuf, recvbuf), options)
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
+        """Send every rank shares of different lengths."""
+        self._caller.block("Alltoallv", (sendbuf, recvbuf), options)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
+        """Reduce the buffers of the ranks up to this one (by MPI's own)."""
+        self._caller.block("Scan", (sendbuf, recvbuf, op), options)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
+        """Reduce the buffers of the ranks before this one (by MPI's own)."""
+        self._caller.block("Exscan", (sendbuf, recvbuf, op), options)
+
+    # The same, started only
+
+    def Ibcast(self, buf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
+        """Start to send the root's buffer to all."""
+        return self._caller.begin("Bcast", (buf, root), options)
+
+    def Ireduce(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[Options]
+    ) -> Request:
+        """Start to reduce all buffers into the root's."""
+        return self._caller.begin("Reduce", (sendbuf, recvbuf, op, root), options)
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> Request:
+        """Start to reduce all buffers into everybody's."""
+        return self._caller.begin("Allreduce", (sendbuf, recvbuf, op), options)
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
+        """Start to collect the buffers of all ranks everywhere."""
+        return self._caller.begin("Allgather", (sendbuf, recvbuf), options)
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
+        """Start to collect buffers of different lengths everywhere."""
+        return self._caller.begin("Allgatherv", (sendbuf, recvbuf), options)
+
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
+        """Start to collect the buffers of all ranks at the root."""
+        return self._caller.begin("Gather", (sendbuf, recvbuf, root), options)
+
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
+        """Start to collect buffers of different lengths at the root."""
+        return self._caller.begin("Gatherv", (sendbuf, recvbuf, root), options)
+
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
+        """Start to send every rank its share of the root's buffer."""
+        return self._caller.begin("Scatter", (sendbuf, recvbuf, root), options)
+
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
+        """Start to send every rank a share of its own length of the root's buffer."""
+        return self._caller.begin("Scatterv", (sendbuf, recvbuf, root), options)
+
+    def Ireduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
+    ) -> Request:
+        """Start to reduce all buffers, each rank getting so many elements of the result."""
+        return self._caller.begin("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
+
+    def Ireduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
+    ) -> Request:
+        """Start to reduce all buffers, each rank getting its share of the result."""
+        return self._caller.begin("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
+        """Start to send every rank its share of every rank's buffer."""
+        return self._caller.begin("Alltoall", (sendbuf, recvbuf), options)
+
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
+        """Start to send every rank shares of different lengths."""
+        return self._caller.begin("Alltoallv", (sendbuf, recvbuf), options)
+
+    def Iscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> Request:
+        """Start to reduce the buffers of the ranks up to this one (by MPI's own)."""
+        return self._caller.begin("Scan", (sendbuf, recvbuf, op), options)
+
+    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> Request:
+        """Start to reduce the buffers of the ranks before this one (by MPI's own)."""
+        return self._caller.begin("Exscan", (sendbuf, recvbuf, op), options)

@@ -1,0 +1,115 @@
+"""The arguments of mpi4py's own methods, for calls that go straight to MPI: small ones, and those where it is faster.
+
+What mpi4py can reach by itself is passed on as it came. Elements on a GPU that this MPI cannot reach, with gaps, or of
+a type that mpi4py does not know go by way of host memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpi_gpucomp.device import DTYPES, get_device, order_after
+from mpi_gpucomp.device.pack import gather, scatter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi_gpucomp.comm.forms import Form
+    from mpi_gpucomp.device import Buffer
+    from mpi_gpucomp.engine.layout import Blocks
+
+__all__ = ["Detour", "can_do", "passes"]
+
+_memory = MPI.memory.fromaddress
+_DATATYPES = {
+    dtype.name: MPI.Datatype.fromcode({"b": "?"}.get(dtype.kind, f"{dtype.kind}{dtype.itemsize}"))
+    for dtype in DTYPES
+    if dtype.name not in ("float16", "bfloat16")
+}
+
+
+def can_do(form: Form) -> bool:
+    """Say whether MPI has an operation for elements of this type, if the call needs one."""
+    return form.op == "replace" or form.some.buffer.dtype.name in _DATATYPES
+
+
+def passes(form: Form, args: tuple[Any, ...]) -> bool:
+    """Say whether mpi4py can take the arguments as they are."""
+    near = all(
+        blocks.buffer.device == "host" and blocks.buffer.contiguous for blocks in (form.sent, form.received) if blocks
+    )
+    return near and form.some.buffer.dtype.name in _DATATYPES and all(_known(arg) for arg in args)
+
+
+def _known(arg: Any) -> bool:
+    """Say whether an argument is surely one of mpi4py's: what is in a list was written for it."""
+    return isinstance(arg, (np.ndarray, list, tuple, int, MPI.Op, bytes, bytearray, memoryview)) or (
+        arg is None or arg is MPI.IN_PLACE
+    )
+
+
+class Detour:
+    """The arguments of a call by way of host memory."""
+
+    def __init__(self, method: str, form: Form, args: tuple[Any, ...]) -> None:
+        """Copy what is sent; `finish` copies back what has been received."""
+        self._vector = method.endswith("v")
+        self._finish: list[Callable[[], None]] = []
+        self._hosts: dict[int, int] = {}
+        new = list(args)
+        if method == "Bcast":
+            new[0] = self._spec(form.received, writable=True)
+        else:
+            for place, blocks in enumerate((form.sent, form.received)):
+                if new[place] is not None and new[place] is not MPI.IN_PLACE and blocks is not None:
+                    new[place] = self._spec(blocks, writable=place == 1)
+        self.args = tuple(new)
+
+    def _spec(self, blocks: Blocks | None, *, writable: bool) -> Any:
+        assert blocks is not None
+        buffer = blocks.buffer
+        address = self._on_host(buffer, writable)
+        size = buffer.dtype.itemsize
+        datatype = _DATATYPES.get(buffer.dtype.name, MPI.BYTE)
+        unit = size if datatype is MPI.BYTE else 1
+        counts = [count * unit for count in blocks.counts]
+        starts = [start * unit for start in blocks.starts]
+        whole = _memory(address, buffer.nbytes)
+        if self._vector and len(counts) > 1:
+            return [whole, counts, starts, datatype]
+        return [whole, sum(counts), starts[0] if starts else 0, datatype]
+
+    def _on_host(self, buffer: Buffer, writable: bool) -> int:
+        """Return the address of a buffer's elements on the host, without gaps, copied there if need be."""
+        if buffer.device == "host" and buffer.contiguous:
+            return buffer.address
+        if id(buffer) not in self._hosts:
+            self._hosts[id(buffer)] = self._copied(buffer, writable)
+        return self._hosts[id(buffer)]
+
+    def _copied(self, buffer: Buffer, writable: bool) -> int:
+        device = get_device(buffer.device)
+        stream, packed, near = device.stream(), device.alloc(buffer.nbytes), device.pinned(buffer.nbytes)
+        order_after(buffer, stream)
+        gather(buffer, packed, stream)
+        stream.copy(near.address, packed.address, buffer.nbytes)
+        stream.synchronize()
+
+        def back() -> None:
+            if writable and not buffer.readonly:
+                stream.copy(packed.address, near.address, buffer.nbytes)
+                scatter(packed, buffer, stream)
+            stream.close()
+            packed.release()
+            near.release()
+
+        self._finish.append(back)
+        return near.address
+
+    def finish(self) -> None:
+        """Copy back what has been received."""
+        for work in self._finish:
+            work()

@@ -1,0 +1,115 @@
+"""Handles of what has been started: wait for one, for all of many, or look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mpi_gpucomp.comm.plain import Detour
+    from mpi_gpucomp.engine.engine import Job
+    from mpi_gpucomp.engine.progress import Crank
+
+__all__ = ["PlainRequest", "Request"]
+
+
+class Request:
+    """A collective that has been started."""
+
+    def __init__(self, job: Job, crank: Crank, keep: object = None) -> None:
+        """Keep what it works on alive."""
+        self._job, self._crank, self._keep = job, crank, keep
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Wait until it is complete; raise what went wrong."""
+        self._crank.wait(self._job)
+        return self._finish()
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Say whether it is complete; raise what went wrong."""
+        if not self._job.finished:
+            self._crank.turn()
+        return self._job.finished and self._finish()
+
+    def _finish(self) -> bool:
+        self._keep = None
+        if self._job.error is not None:
+            raise self._job.error
+        return True
+
+    @staticmethod
+    def Waitall(requests: Sequence[Any], statuses: Any = None) -> bool:
+        """Wait for all, ours and mpi4py's; if some fail, the error of the first is raised once all are over."""
+        return _first_error(request.Wait for request in requests)
+
+    @staticmethod
+    def Testall(requests: Sequence[Any], statuses: Any = None) -> bool:
+        """Say whether all are complete."""
+        return all([request.Test() for request in requests])
+
+    @staticmethod
+    def Waitany(requests: Sequence[Any], status: Any = None) -> int:
+        """Wait for one of them, and return which."""
+        while requests:
+            for number, request in enumerate(requests):
+                if request.Test():
+                    return number
+        return MPI.UNDEFINED
+
+    wait, test, waitall, testall, waitany = Wait, Test, Waitall, Testall, Waitany
+
+
+def _first_error(calls: Iterable[Any]) -> bool:
+    first: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return True
+
+
+class PlainRequest(Request):
+    """MPI's own request, and the meeting in which the ranks compare what they have called, if they do."""
+
+    def __init__(
+        self, request: MPI.Request, meeting: Job | None, crank: Crank, keep: object, detour: Detour | None
+    ) -> None:
+        """Be complete when both are, and what took a detour is back."""
+        self._request, self._meeting, self._crank, self._keep, self._detour = request, meeting, crank, keep, detour
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Compare first: MPI may wait for ever if the ranks have called different things."""
+        if self._meeting is not None:
+            self._crank.wait(self._meeting)
+            self._compare(self._meeting)
+        self._request.Wait(status)
+        return self._land()
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Say whether both are complete."""
+        if self._meeting is not None:
+            if not self._meeting.finished:
+                self._crank.turn()
+            if not self._meeting.finished:
+                return False
+            self._compare(self._meeting)
+        return self._request.Test(status) and self._land()
+
+    def _compare(self, meeting: Job) -> None:
+        if meeting.error is not None:
+            raise meeting.error
+        self._meeting = None
+
+    def _land(self) -> bool:
+        detour, self._detour, self._keep = self._detour, None, None
+        if detour is not None:
+            detour.finish()
+        return True
+
+    wait, test = Wait, Test
