@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpi_gpucomp.errors import BufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from mpi_gpucomp.device.base import Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
@@ -93,6 +93,18 @@ class Codec(ABC):
     @abstractmethod
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
         """Queue the decoding of `source` and its reduction into `to`: to = to op decoded (`op` one of OPS)."""
+
+    def choose(self, source: Buffer, stream: Stream) -> Generator[Callable[[], bool], None, Codec]:
+        """Choose the codec that `source` is to be encoded by, whose wire id its frame will have: this one, by default.
+
+        A generator that yields what it waits for, if anything, and returns the codec.
+        """
+        yield from ()
+        return self
+
+    def decoder(self, wire_id: int) -> Codec:
+        """Return the codec for bytes with this wire id; this one, by default, also where it cannot read them."""
+        return self
 
     def tolerates_damage(self, stream: Stream) -> bool:
         """Say whether damaged bytes are safe to decode on this stream: an error or wrong values, and no worse."""

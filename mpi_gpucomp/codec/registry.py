@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.codec.base import Codec
 from mpi_gpucomp.codec.bound import Bound
 from mpi_gpucomp.codec.cast import Cast
@@ -93,13 +94,14 @@ def _wrong(got: str, name: str) -> SpecError:
 
 
 def _register_own() -> None:
-    own: tuple[tuple[type[Nothing | Zfp | Mpc | Bound | Split | Cast], str, str], ...] = (
+    own: tuple[tuple[type[Nothing | Zfp | Mpc | Bound | Split | Cast | Auto], str, str], ...] = (
         (Nothing, "bytes as they are", "none"),
         (Split, "any floats, weights and gradients above all", "split"),
         (Mpc, "smooth floats", "mpc:stride=4"),
         (Zfp, "floats, at a size that is known in advance", "zfp:rate=8"),
         (Bound, "floats, with an error that is known in advance", "bound:rel=1e-4"),
         (Cast, "floats in fewer bits", "cast:bf16"),
+        (Auto, "any values: what gets each chunk there soonest", "auto"),
     )
     for codec, purpose, example in own:
         register(codec.name, codec.from_parameters, purpose, example=example)

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpi4py import MPI
 
 from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
 from mpi_gpucomp.comm.forms import FORMS, Form, Place
 from mpi_gpucomp.comm.options import Choice
 from mpi_gpucomp.comm.packing import Packing, device_of
 from mpi_gpucomp.comm.plain import Detour, can_do, passes
 from mpi_gpucomp.comm.request import PlainRequest, Request
+from mpi_gpucomp.comm.tuning import Decision, Tuner
 from mpi_gpucomp.device import order_after
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine, Job
@@ -31,9 +34,12 @@ from mpi_gpucomp.errors import BufferError, GpucompError, ScheduleError, SpecErr
 from mpi_gpucomp.schedule import xml
 from mpi_gpucomp.schedule.check import checked
 from mpi_gpucomp.schedule.ir import Algorithm
+from mpi_gpucomp.transport.aware import cuda_aware
 from mpi_gpucomp.transport.mpi import MpiTransport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.comm.options import Options
     from mpi_gpucomp.device import Device
@@ -78,7 +84,8 @@ class Caller:
         self.engine = Engine(self._transport, settings.slots, settings.timeout)
         self.engine.stuck_outside = self._end_it
         self.crank = Crank(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
-        self._coders: dict[tuple[str, str, bool], Coder] = {}
+        self._coders: dict[tuple[str | int, str, bool], Coder] = {}
+        self._tuner = Tuner(plain, self._run_plainly)
         self._registered: dict[str, Registered] = {}
         self._completed: deque[str] = deque()
         self._agreed: set[object] = set()
@@ -100,41 +107,78 @@ class Caller:
 
     def block(self, method: str, args: tuple[Any, ...], options: Options) -> bool:
         """Carry out a call; say whether the next one like it may go straight to MPI without asking here."""
-        form, choice = self._understood(method, args, options)
+        form, choice = self._understood(method, args, options, blocking=True)
         if form is None or choice.algorithm is None:
             self._straight(method, form, args, choice)
-            return form is not None and self.crank.background and passes(form, args)
+            return (
+                form is not None and self.crank.background and passes(form, args) and self._is_small(form, choice.codec)
+            )
         Request(self._submit(form, choice, options, background=False), self.crank, form).Wait()
         return False
 
     def begin(self, method: str, args: tuple[Any, ...], options: Options) -> Request:
         """Start a call."""
-        form, choice = self._understood(method, args, options)
-        if form is None or choice.algorithm is None:
-            return self._start_straight(method, form, args, choice)
-        return Request(self._submit(form, choice, options, background=True), self.crank, form)
+        return self.prepare(method, args, options)()
 
-    def _understood(self, method: str, args: tuple[Any, ...], options: Options) -> tuple[Form | None, Choice]:
+    def prepare(self, method: str, args: tuple[Any, ...], options: Options) -> Callable[[], Request]:
+        """Read a call once, and return what starts it, as often as one likes."""
+        form, choice = self._understood(method, args, options, blocking=False)
+        if form is None or choice.algorithm is None:
+            return lambda: self._start_straight(method, form, args, choice)
+        return lambda: Request(self._submit(form, choice, options, background=True), self.crank, form)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.engine.note(0)
+        self._call("Barrier", ())
+
+    def _understood(
+        self, method: str, args: tuple[Any, ...], options: Options, *, blocking: bool
+    ) -> tuple[Form | None, Choice]:
         """Read a call and choose its way. If it is wrong, the other ranks hear so."""
         try:
             form = FORMS[method](Place(method, self.rank, self.size), *args)
-            return form, self._choose(method, form, options)
+            return form, self._choose(method, form, options, blocking=blocking)
         except GpucompError as error:
             name = options.get("name") or ""
             job = Job(Meeting(method), f"an error: {error}", name=name, trace=0 if name else self.engine.trace)
             self.crank.submit(job)
             raise
 
-    def _choose(self, method: str, form: Form | None, options: Options) -> Choice:
+    def _choose(self, method: str, form: Form | None, options: Options, *, blocking: bool) -> Choice:
         name, wanted = options.get("name"), options.get("algorithm")
         if form is None or form.collective == "scan":
             self._check_mpi_can(method, form, options)
             return Choice(None, None)
         codec = self._codec(form, options)
-        if name is None and wanted is None and self._is_small(form, codec):
+        free = name is None and wanted is None
+        if free and self._is_small(form, codec):
             return Choice(codec, None)
-        piece = max(1, (options.get("chunk") or self._settings.chunk) // form.some.buffer.dtype.itemsize)
+        chunk = options.get("chunk") or self._settings.chunk
+        if isinstance(codec, Auto):
+            codec = self._tuner.codec
+            if free and form.counts is not None and can_do(form):
+                decision = self._decide(method, form, blocking=blocking)
+                codec = codec if decision.encoded else find("none")
+                wanted, chunk = decision.algorithm, options.get("chunk") or decision.chunk
+                if wanted is None:
+                    return Choice(self._tuner.codec, None)
+        piece = max(1, chunk // form.some.buffer.dtype.itemsize)
         return Choice(codec, self._algorithm(form, wanted), piece)
+
+    def _decide(self, method: str, form: Form, *, blocking: bool) -> Decision:
+        """Let `auto` decide; the first time it measures, once all ranks have said that they want the same."""
+        if not self._tuner.knows(form.collective):
+            if not blocking:
+                name = algorithms(form.collective)[0].name
+                return Decision(name, self._settings.chunk, encoded=True)
+            meeting = Job(Meeting(method), f"{form.said}, auto", trace=self.engine.trace)
+            self.crank.submit(meeting, background=False)
+            Request(meeting, self.crank).Wait()
+            self._tuner.measure(form.collective, form.some.buffer.device)
+        assert form.counts is not None
+        nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
+        return self._tuner.decide(form, nbytes, blocking=blocking)
 
     def _check_mpi_can(self, method: str, form: Form | None, options: Options) -> None:
         """Raise where the caller asks for more than MPI can do."""
@@ -177,9 +221,9 @@ class Caller:
         codec = self._codecs[role]
         return codec if dtype.name in codec.dtypes else find("none")
 
-    def _is_small(self, form: Form, codec: Codec) -> bool:
+    def _is_small(self, form: Form, codec: Codec | None) -> bool:
         """Say whether MPI's own is at least as fast, from what all ranks know."""
-        if not can_do(form):
+        if codec is None or not can_do(form):
             return False
         if form.counts is None:
             return codec.name == "none"
@@ -209,6 +253,12 @@ class Caller:
                 remedy="Load a schedule that was made for this call.",
                 rank=self.rank,
             )
+
+    def _run_plainly(self, method: str, buffers: tuple[object, ...]) -> None:
+        """Carry out a method by the first schedule of its collective, with no codec."""
+        collective = "reduce_scatter" if method == "Reduce_scatter_block" else {"Bcast": "broadcast"}.get(method)
+        name = algorithms(collective or method.lower())[0].name
+        self.block(method, buffers, {"algorithm": name, "codec": "none", "chunk": DEFAULT_CHUNK})
 
     # The engine's way
 
@@ -269,9 +319,9 @@ class Caller:
 
     def _coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
         """Return the coder that all collectives of this kind share, stream and all."""
-        key = codec.spec, device.name, inline
+        key = (id(codec) if isinstance(codec, Auto) else codec.spec), device.name, inline
         if key not in self._coders:
-            self._coders[key] = Coder(codec, device, inline=inline)
+            self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=cuda_aware().aware)
         return self._coders[key]
 
     # MPI's way

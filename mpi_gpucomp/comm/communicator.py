@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp.comm.caller import Caller, Settings
-from mpi_gpucomp.comm.request import Request
+from mpi_gpucomp.comm.request import PersistentRequest, Request
 from mpi_gpucomp.engine.engine import LOW_BITS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Communicator:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        codec: str | Codec = "none",
+        codec: str | Codec = "auto",
         *,
         roles: Mapping[str, str | Codec] | None = None,
         chunk: int = 1 << 20,
@@ -210,6 +210,22 @@ class Communicator:
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
         """Reduce the buffers of the ranks before this one (by MPI's own)."""
         self._caller.block("Exscan", (sendbuf, recvbuf, op), options)
+
+    def Barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._caller.barrier()
+
+    # Started again and again
+
+    def Bcast_init(self, buf: Any, root: int = 0, **options: Unpack[Options]) -> PersistentRequest:
+        """Prepare to send the root's buffer to all, whenever it is started."""
+        return PersistentRequest(self._caller.prepare("Bcast", (buf, root), options))
+
+    def Allreduce_init(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
+    ) -> PersistentRequest:
+        """Prepare to reduce all buffers into everybody's, whenever it is started."""
+        return PersistentRequest(self._caller.prepare("Allreduce", (sendbuf, recvbuf, op), options))
 
     # The same, started only
 

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp.device import DTYPES, get_device, order_after
 from mpi_gpucomp.device.pack import gather, scatter
+from mpi_gpucomp.transport.aware import cuda_aware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +52,16 @@ def _known(arg: Any) -> bool:
     )
 
 
+def _wait_for(buffer: Buffer) -> None:
+    """Wait until those who fill a buffer have done so: MPI knows nothing of streams."""
+    stream = get_device(buffer.device).stream()
+    order_after(buffer, stream)
+    stream.synchronize()
+    stream.close()
+
+
 class Detour:
-    """The arguments of a call by way of host memory."""
+    """The arguments of a call as MPI can take them, by way of host memory where it must be."""
 
     def __init__(self, method: str, form: Form, args: tuple[Any, ...]) -> None:
         """Copy what is sent; `finish` copies back what has been received."""
@@ -83,8 +92,11 @@ class Detour:
         return [whole, sum(counts), starts[0] if starts else 0, datatype]
 
     def _on_host(self, buffer: Buffer, writable: bool) -> int:
-        """Return the address of a buffer's elements on the host, without gaps, copied there if need be."""
+        """Return the address of a buffer's elements without gaps, where MPI reaches them, copied there if need be."""
         if buffer.device == "host" and buffer.contiguous:
+            return buffer.address
+        if buffer.contiguous and cuda_aware().aware:
+            _wait_for(buffer)
             return buffer.address
         if id(buffer) not in self._hosts:
             self._hosts[id(buffer)] = self._copied(buffer, writable)

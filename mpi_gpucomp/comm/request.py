@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from mpi_gpucomp.errors import SpecError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mpi_gpucomp.comm.plain import Detour
     from mpi_gpucomp.engine.engine import Job
     from mpi_gpucomp.engine.progress import Crank
 
-__all__ = ["PlainRequest", "Request"]
+__all__ = ["PersistentRequest", "PlainRequest", "Request"]
 
 
 class Request:
@@ -111,5 +113,48 @@ class PlainRequest(Request):
         if detour is not None:
             detour.finish()
         return True
+
+    wait, test = Wait, Test
+
+
+class PersistentRequest(Request):
+    """A collective that can be started again and again on the same buffers."""
+
+    def __init__(self, start: Callable[[], Request]) -> None:
+        """Start nothing yet."""
+        self._start: Callable[[], Request] | None = start
+        self._active: Request | None = None
+
+    def Start(self) -> None:
+        """Start it, once the last time is complete."""
+        if self._start is None or self._active is not None:
+            raise SpecError(
+                "persistent request",
+                expected="one whose last start was waited for",
+                got="one that is still active" if self._start else "one that was freed",
+                remedy="Call Wait before the next Start.",
+            )
+        self._active = self._start()
+
+    @staticmethod
+    def Startall(requests: Sequence[Any]) -> None:
+        """Start all, ours and mpi4py's."""
+        for request in requests:
+            request.Start()
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Wait until what was started last is complete."""
+        active, self._active = self._active, None
+        return active.Wait(status) if active is not None else True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Say whether what was started last is complete."""
+        if self._active is not None and self._active.Test(status):
+            self._active = None
+        return self._active is None
+
+    def Free(self) -> None:
+        """Let go of the buffers."""
+        self._start = None
 
     wait, test = Wait, Test

@@ -1,7 +1,7 @@
 """Elements to frames in memory that the wire reaches, and back.
 
-On the host a frame is encoded where it is sent from. On a GPU the encoded bytes are copied to pinned memory: what
-crosses the bus is compressed too, and any MPI can send it.
+On the host, and on a GPU that the wire reaches, a frame is encoded where it is sent from. Otherwise the encoded bytes
+are copied to pinned memory: what crosses the bus is compressed too, and any MPI can send it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ HOST = cast(HostDevice, get_device("host"))
 class Coder:
     """Encodes and decodes for one task, on one stream, so that what is queued later sees what was queued before."""
 
-    def __init__(self, codec: Codec, device: Device, *, inline: bool = False) -> None:
+    def __init__(self, codec: Codec, device: Device, *, inline: bool = False, wire_reaches_gpu: bool = False) -> None:
         """Make a stream on the device where the elements are; on the host, `inline` saves small chunks a thread."""
         self.codec, self._device = codec, device
+        self._direct = device is HOST or wire_reaches_gpu
         self._inline = InlineStream(HOST)
         self.stream = self._inline if inline and device is HOST else device.stream()
 
@@ -40,41 +41,49 @@ class Coder:
         """Return the bytes that a frame of `count` elements never exceeds."""
         return frame.room(self.codec, count, dtype)
 
+    def memory(self, nbytes: int) -> Memory:
+        """Take memory for a frame: within reach of the wire and of the device."""
+        return self._device.alloc(nbytes) if self._direct else self._device.pinned(nbytes)
+
     def encode(self, source: Buffer, to: Memory, sequence: int) -> Waiting:
         """Encode a chunk as a frame; a generator that yields what it waits for and returns the frame's length."""
-        if self._device.name == "host":
-            pending = frame.encode(self.codec, source, to, sequence, self.stream)
-            yield pending.done
-            return pending.size() or 0
-        near = self._device.alloc(to.nbytes)
-        pending = frame.encode(self.codec, source, near, sequence, self.stream)
+        codec = yield from self.codec.choose(source, self.stream)
+        near = to if self._direct else self._device.alloc(to.nbytes)
+        pending = frame.encode(codec, source, near, sequence, self.stream)
         yield pending.done
         nbytes = pending.size() or 0
-        self.stream.copy(to.address, near.address, nbytes)
-        self.stream.release(near)
-        copied = self.stream.record()
-        yield copied.done
-        copied.wait()
+        if self._device is HOST:
+            return nbytes
+        if near is not to:
+            self.stream.copy(to.address, near.address, nbytes)
+            self.stream.release(near)
+        ready = self.stream.record()  # the header was written behind the payload
+        yield ready.done
+        ready.wait()
         return nbytes
 
     def header(self, framed: Memory, where: str) -> Header:
         """Read the header of a frame, such as one that was made here."""
+        if self._direct and self._device is not HOST:
+            return frame.read_header(framed, self.stream, where=where)
         return frame.parse(ctypes.string_at(framed.address, min(framed.nbytes, frame.HEADER_BYTES)), where=where)
 
     def open(self, received: Memory, where: str) -> Header:
         """Read and check a frame that has arrived, header and payload."""
         header = self.header(received, where)
-        frame.verify(header, received, self._inline, where=where)
+        near = self.stream if self._direct and self._device is not HOST else self._inline
+        frame.verify(header, received, near, where=where)
         return header
 
     def decode(self, header: Header, received: Memory, to: Buffer, op: str, sequence: int, where: str) -> Pending:
         """Queue the decoding of a frame that has been opened."""
         near = received
-        if self._device.name != "host":
+        if not self._direct:
             near = self._device.alloc(received.nbytes)
             self.stream.copy(near.address, received.address, received.nbytes)
+        codec = self.codec.decoder(header.wire_id)
         pending = frame.decode(
-            self.codec, header, near, to, self.stream, op=op, sequence=sequence, where=where, verified=True
+            codec, header, near, to, self.stream, op=op, sequence=sequence, where=where, verified=True
         )
         if near is not received:
             self.stream.release(near)

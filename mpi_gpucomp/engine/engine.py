@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpi_gpucomp.engine.failure import Disagreement, Failure, Note, Stuck, deadlock, note_for
 from mpi_gpucomp.engine.inquiry import Inquiry, Status, describe, is_circular
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Work = Task | Meeting
 
-__all__ = ["LOW_BITS", "Engine", "Job"]
+__all__ = ["LOW_BITS", "Engine", "Errand", "Job"]
 
 FIRST_PATIENCE = 80
 """Tries without progress after which a collective that has never moved lets another one run."""
@@ -44,6 +44,17 @@ OUTSIDE = "MPI's own"
 """The name by which calls that go straight to MPI are counted."""
 NEVER_COMES = 10
 """Timeouts after which a rank that waits gives up even if it cannot prove that nothing will move."""
+
+
+class Errand(Protocol):
+    """Something to be done bit by bit that needs no slot and no agreement of all ranks."""
+
+    done: bool
+    error: Exception | None
+
+    def move(self) -> bool:
+        """Go on without waiting; say whether anything has moved."""
+        ...
 
 
 class Job:
@@ -116,6 +127,8 @@ class Engine:
         """The ranks before and behind this one: by them all ranks are compared, whatever the algorithm."""
         self.to_tell: deque[Job] = deque()
         """Jobs that are over, whose callbacks are to be called by whoever turns the engine."""
+        self.errands: list[Errand] = []
+        """What concerns this rank and a peer alone: it is moved in every turn, and dropped when it is done."""
         self._alarm: PeerError | None = None
         self._running: list[Job] = []
         self._waiting: deque[Job] = deque()
@@ -173,12 +186,13 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Say whether there is nothing to do."""
-        return not self._jobs
+        return not self._jobs and not self.errands
 
     def progress(self) -> bool:
         """Go on with the running jobs; say whether anything moved."""
         try:
             moved = self._hear()
+            moved |= self._run_errands()
             for place, job in enumerate(list(self._running)):
                 moved |= self._go_on(job, FIRST_IN_LINE if place == 0 else 1)
             self._preempt()
@@ -191,6 +205,16 @@ class Engine:
             self._moved_at = time.monotonic()
         elif self.timeout is not None:
             self._suspect(self.timeout)
+        return moved
+
+    def _run_errands(self) -> bool:
+        moved = False
+        for errand in self.errands:
+            try:
+                moved |= errand.move()
+            except Exception as error:
+                errand.error, errand.done, moved = error, True, True
+        self.errands = [errand for errand in self.errands if not errand.done]
         return moved
 
     def _go_on(self, job: Job, tries: int) -> bool:

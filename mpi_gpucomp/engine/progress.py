@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi_gpucomp.engine.engine import Engine, Job
 
 __all__ = ["Crank"]
@@ -50,11 +52,18 @@ class Crank:
 
     def wait(self, job: Job) -> None:
         """Turn until the job is finished."""
-        nap, idle = SHORTEST_NAP, 0
-        self._waiters += 1
         job.waiters += 1
         try:
-            while not job.finished:
+            self.wait_until(lambda: job.finished)
+        finally:
+            job.waiters -= 1
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Turn until something is true."""
+        nap, idle = SHORTEST_NAP, 0
+        self._waiters += 1
+        try:
+            while not ready():
                 if self.turn():
                     nap, idle = SHORTEST_NAP, 0
                 elif (idle := idle + 1) > EAGER_TURNS:
@@ -62,7 +71,6 @@ class Crank:
                     nap = min(LONGEST_NAP, 2 * nap)
         finally:
             self._waiters -= 1
-            job.waiters -= 1
             if not self._engine.idle:
                 self._wake.set()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi_gpucomp.codec.frame import Header
-    from mpi_gpucomp.device import Device, Memory
+    from mpi_gpucomp.device import Memory
 
 __all__ = ["Frame", "Staging"]
 
@@ -41,9 +43,9 @@ class Frame:
 class Staging:
     """Room for so many frames of one size, on memory that the wire and the device both reach."""
 
-    def __init__(self, device: Device, frame_bytes: int, frames: int) -> None:
-        """Bound the frames; memory is taken from the device's pool as it is needed."""
-        self._device, self._bytes, self._free = device, frame_bytes, frames
+    def __init__(self, allocate: Callable[[int], Memory], frame_bytes: int, frames: int) -> None:
+        """Bound the frames; memory is taken from a pool as it is needed."""
+        self._allocate, self._bytes, self._free = allocate, frame_bytes, frames
         self._out: set[Memory] = set()
 
     def available(self) -> bool:
@@ -54,7 +56,7 @@ class Staging:
         """Return an empty frame."""
         assert self._free > 0, "ask `available` first"
         self._free -= 1
-        memory = self._device.pinned(self._bytes)
+        memory = self._allocate(self._bytes)
         self._out.add(memory)
         return Frame(memory, self)
 

@@ -124,7 +124,7 @@ class Task:
         kept = self._versions.kept(number)
         room = self._coder.room(self._layout.piece, self._dtype)
         # Frames that wait for other lanes must not take the place of those that would let them go on.
-        staging = Staging(self._coder.stream.device, room, 2 * AHEAD + kept)
+        staging = Staging(self._coder.memory, room, 2 * AHEAD + kept)
         messages = self._layout.loops * sum(step.count for step in lane.steps if step.receives)
         state = _LaneState(lane, staging, messages)
         state.moves = self._walk(number, state)

@@ -20,7 +20,7 @@ from mpi_gpucomp.errors import SpecError
 if TYPE_CHECKING:
     from mpi_gpucomp.device import Buffer, Device, DType, Memory, Stream
 
-NAMES = "ans, bitcomp, bound, cascaded, cast, deflate, gdeflate, lz4, mpc, none, snappy, split, zfp, zstd"
+NAMES = "ans, auto, bitcomp, bound, cascaded, cast, deflate, gdeflate, lz4, mpc, none, snappy, split, zfp, zstd"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ NAMES = "ans, bitcomp, bound, cascaded, cast, deflate, gdeflate, lz4, mpc, none,
         ("cast:f16", "cast:f16"),
         ("cast:f32", "cast:f32"),
         ("zstd:level=3", "zstd:level=3"),
+        ("auto", "auto"),
     ],
 )
 def test_a_spec_has_one_canonical_form(spec: str, canonical: str) -> None:
@@ -115,6 +116,7 @@ WRONG = {
     "mpc:stride=-1": MPC.format("stride=-1"),
     "mpc:stride=٣": MPC.format("stride=٣"),
     "split:level=1": "codec split: expected no parameters, got level=1. Write split.",
+    "auto:link=1": "codec auto: expected no parameters, got link=1. Write auto.",
     "none:x": "codec none: expected no parameters, got 'x'. Write none.",
     "bound": (
         "codec bound: expected one of abs= and rel=, got none. Write for example bound:abs=1e-3 or bound:rel=1e-4."

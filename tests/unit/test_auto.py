@@ -1,0 +1,315 @@
+"""The codec that chooses a codec: what it chooses at which costs, and that every choice comes back bit for bit."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from coding import decode, encode, values
+from floats import FLOATS, any_bits
+from hypothesis import given
+from hypothesis import strategies as st
+from running import Ranks, expected
+
+from mpi_gpucomp.codec import find, frame
+from mpi_gpucomp.codec.auto import CODINGS, Auto, Coding, Costs
+from mpi_gpucomp.collectives import build
+from mpi_gpucomp.device import DTYPES, Memory, as_buffer, dtype_of_name, get_device
+from mpi_gpucomp.engine.coder import Coder
+from mpi_gpucomp.errors import FrameError, StreamError
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.device import Device, DType
+
+SPEEDS = {(codec.name, name): Coding(0.5e-9, 0.4e-9) for codec, name in CODINGS}
+SPEEDS["none", "uint8"] = Coding(0.1e-9, 0.1e-9)
+SLOW = Costs(wire=8e-9, coding=SPEEDS, sample=0)
+"""1 Gbit/s, where any codec pays that shrinks the data, and a sample costs nothing."""
+FAST = Costs(wire=0.1e-9, coding=SPEEDS, sample=0)
+"""10 GB/s, where none does."""
+CHUNK = 1 << 18
+
+
+def dtype_named(name: str) -> DType:
+    found = dtype_of_name(name)
+    assert found is not None
+    return found
+
+
+def numpy_type(name: str) -> np.dtype:
+    return FLOATS.get(name) or np.dtype(name)
+
+
+def kinds(name: str, count: int) -> dict[str, np.ndarray]:
+    """Make elements of a type that compress well, in one way or another, or not at all."""
+    dtype = numpy_type(name)
+    bits = any_bits(np.dtype(np.uint8), count * dtype.itemsize, 1)
+    some = {"zeros": np.zeros(count, dtype), "few values": values(name, count)}
+    if name == "bool":
+        return {**some, "random": (bits & 1).view(dtype)}
+    some["random"] = bits.view(dtype)
+    if name in FLOATS:
+        some["weights"] = np.random.default_rng(2).normal(0, 0.02, count).astype(dtype)
+        some["smooth"] = np.sin(np.arange(count) / 1e4).astype(dtype)
+    return some
+
+
+def chosen(auto: Auto, array: np.ndarray, inline: bool = True) -> str:
+    """Return the name of the codec that is chosen for an array."""
+    return waited(auto.choose(as_buffer(array), get_device("host").stream(inline=inline))).name  # type: ignore[attr-defined]
+
+
+def waited(moves: Generator[Any, None, Any]) -> Any:
+    """Run a generator that yields what it waits for, and return its answer."""
+    deadline = time.monotonic() + 30
+    try:
+        while True:
+            ready = next(moves)
+            while not ready():
+                assert time.monotonic() < deadline
+                time.sleep(1e-4)
+    except StopIteration as end:
+        return end.value
+
+
+def framed(coder: Coder, array: np.ndarray) -> bytes:
+    source = as_buffer(array)
+    with get_device("host").alloc(coder.room(source.count, source.dtype)) as room:
+        nbytes = waited(coder.encode(source, room, 0))
+        return bytes((np.ctypeslib.ctypes.c_uint8 * nbytes).from_address(room.address))
+
+
+def unframed(coder: Coder, data: bytes, like: np.ndarray) -> bytes:
+    host, back = get_device("host"), np.full_like(like, 1)
+    held = np.frombuffer(data, np.uint8)
+    memory = Memory(held.ctypes.data, held.nbytes, host, held)
+    header = coder.open(memory, "test")
+    coder.decode(header, memory, as_buffer(back), "replace", 0, "test").size()
+    return back.tobytes()
+
+
+@pytest.mark.parametrize("name", [dtype.name for dtype in DTYPES])
+@pytest.mark.parametrize("costs", [SLOW, FAST, Costs()], ids=["slow link", "fast link", "no link known"])
+def test_everything_comes_back_bit_for_bit(name: str, costs: Costs, host: Device) -> None:
+    sender, receiver = (Coder(Auto(known), host, inline=True) for known in (costs, Costs()))
+    stream = host.stream()
+    for count in (0, 1, 3, 5000, CHUNK):
+        for kind, array in kinds(name, count).items():
+            assert unframed(receiver, framed(sender, array), array) == array.tobytes(), (kind, count)
+            back = np.full_like(array, 1)
+            data = encode(Auto(costs), array, stream)
+            assert decode(find("auto"), data, back, stream) == len(data)
+            assert back.tobytes() == array.tobytes(), (kind, count)
+    stream.close()
+
+
+def test_every_device(device: Device) -> None:
+    stream = device.stream()
+    for kind, array in kinds("float32", CHUNK).items():
+        back = np.full_like(array, 1)
+        data = encode(Auto(SLOW), array, stream)
+        assert decode(find("auto"), data, back, stream) == len(data)
+        assert back.tobytes() == array.tobytes(), kind
+        assert (len(data) < array.nbytes) == (kind != "random")
+    stream.close()
+
+
+CHOICES = [
+    *((name, kind, "split") for name in FLOATS for kind in ("weights",)),
+    *((name, "random", "none") for name in ("float32", "float64", "int32", "uint8", "complex64")),
+    ("float32", "smooth", "mpc"),
+    ("float32", "zeros", "mpc"),
+    ("int64", "few values", "zstd"),
+    ("complex128", "few values", "zstd"),
+    ("uint8", "zeros", "lz4"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "codec"), CHOICES)
+@pytest.mark.parametrize("inline", [True, False])
+def test_what_is_chosen_on_a_slow_link(name: str, kind: str, codec: str, inline: bool) -> None:
+    assert chosen(Auto(SLOW), kinds(name, CHUNK)[kind], inline) == codec
+
+
+def test_a_slow_codec_is_left_alone_however_well_it_compresses() -> None:
+    slow_zstd = Costs(SLOW.wire, {**SPEEDS, ("zstd", "uint8"): Coding(9e-9, 1e-9)}, 0)
+    slow_decoder = Costs(SLOW.wire, {**SPEEDS, ("zstd", "uint8"): Coding(1e-9, 9e-9)}, 0)
+    numbers = kinds("int64", CHUNK)["few values"]
+    assert chosen(Auto(slow_zstd), numbers) == chosen(Auto(slow_decoder), numbers) == "lz4"
+
+
+def test_a_codec_that_a_rank_does_not_have_is_not_used() -> None:
+    without = {key: coding for key, coding in SPEEDS.items() if key[0] != "zstd"}
+    assert chosen(Auto(Costs(SLOW.wire, without, 0)), kinds("int64", CHUNK)["few values"]) == "lz4"
+
+
+def test_a_package_that_is_missing_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    auto, zeros = Auto(SLOW), np.zeros(CHUNK, np.uint8)
+    assert chosen(auto, zeros, inline=False) == "none"
+    monkeypatch.undo()
+    assert chosen(auto, zeros) == "none", "not asked for again"
+    assert chosen(Auto(SLOW), zeros) == "lz4"
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [FAST, Costs(wire=0.5e-9, coding=SPEEDS, sample=0), Costs(wire=8e-9, coding=SPEEDS, sample=1)],
+    ids=["fast link", "no faster than the codec", "sample too dear"],
+)
+def test_no_sample_is_taken_where_none_can_pay(costs: Costs, host: Device) -> None:
+    statistics = host.pool.statistics  # type: ignore[attr-defined]
+    assert chosen(Auto(costs), kinds("float32", CHUNK)["zeros"]) == "none"
+    assert host.pool.statistics == statistics  # type: ignore[attr-defined]
+
+
+def test_as_many_codecs_are_tried_as_the_chunk_has_time_for(host: Device) -> None:
+    smooth = kinds("float32", CHUNK)["smooth"]  # a chunk of 8.4 ms, of which 6 % are 503 microseconds
+    assert chosen(Auto(Costs(8e-9, SPEEDS, 250e-6)), smooth) == "mpc"
+    assert chosen(Auto(Costs(8e-9, SPEEDS, 260e-6)), smooth) == "split"
+    assert chosen(Auto(Costs(8e-9, SPEEDS, 510e-6)), smooth) == "none"
+
+
+def test_memory_of_samples_goes_back(host: Device) -> None:
+    before = host.pool.statistics.in_use  # type: ignore[attr-defined]
+    for inline in (True, False):
+        for array in kinds("float64", CHUNK).values():
+            chosen(Auto(SLOW), array, inline)
+    assert host.pool.statistics.in_use == before  # type: ignore[attr-defined]
+
+
+def test_chunks_that_follow_each_other_share_a_sample() -> None:
+    random = kinds("float32", 10 * CHUNK)["random"].copy()
+    random[:CHUNK] = kinds("float32", CHUNK)["weights"]
+    auto = Auto(SLOW)
+    said = [chosen(auto, random[at * CHUNK : (at + 1) * CHUNK]) for at in range(10)]
+    assert said == ["split"] * 8 + ["none"] * 2
+    assert chosen(auto, random[CHUNK : 2 * CHUNK]) == "none", "it does not follow the last one"
+    chosen(auto, random[:CHUNK])
+    assert chosen(auto, random[CHUNK : 2 * CHUNK].view(np.int32)) == "none", "other elements"
+
+
+def test_chunks_that_never_come_are_forgotten() -> None:
+    weights, auto = kinds("float32", 100 * 5000)["weights"], Auto(SLOW)
+    for at in range(0, weights.size, 5000):
+        assert chosen(auto, weights[at : at + 4000]) == "split"
+    assert len(auto._next) <= 64
+
+
+def test_the_sample_is_of_what_is_queued_before(host: Device) -> None:
+    data, gate, stream = kinds("float32", CHUNK), threading.Event(), host.stream()
+    array = data["random"].copy()
+    stream.run(lambda: gate.wait(30) and None)
+    stream.copy(array.ctypes.data, data["weights"].ctypes.data, array.nbytes)
+    choosing = Auto(SLOW).choose(as_buffer(array), stream)
+    ready = next(choosing)
+    assert not ready()
+    gate.set()
+    stream.synchronize()
+    assert ready() and waited(choosing).name == "split"
+    stream.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_there_is_room_for_what_another_rank_may_choose(dtype: DType) -> None:
+    for count in (1, 1000, CHUNK):
+        room = frame.room(Auto(FAST), count, dtype)
+        assert room == frame.room(Auto(SLOW), count, dtype)
+        takers = [codec for codec, _ in CODINGS if dtype.name in codec.dtypes]
+        usual = [codec for codec in takers if dtype.kind != "f" or codec.name in ("none", "split", "mpc")]
+        assert room >= max(frame.room(codec, count, dtype) for codec in usual)
+
+
+@pytest.mark.parametrize("kind", ["weights", "random", "smooth"])
+def test_a_frame_names_the_codec_that_made_it(kind: str, host: Device) -> None:
+    array = kinds("float32", CHUNK)[kind]
+    header = frame.parse(framed(Coder(Auto(SLOW), host, inline=True), array))
+    assert header.wire_id == find({"weights": "split", "random": "none", "smooth": "mpc"}[kind]).wire_id
+    assert (header.encoded < header.plain) == (kind != "random")
+
+
+def test_a_frame_of_a_codec_that_is_never_chosen_is_refused(host: Device) -> None:
+    array = kinds("float32", 1000)["weights"]
+    data = framed(Coder(find("zfp:rate=8"), host, inline=True), array)
+    with pytest.raises(FrameError) as caught:
+        unframed(Coder(Auto(SLOW), host, inline=True), data, array)
+    assert str(caught.value) == (
+        "test: expected codec auto (wire id 0x6010000), got wire id 0x1010020. "
+        "Pass the same codec, type and count on every rank."
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "got"),
+    [
+        (b"", "0 bytes"),
+        (b"\0" * 7, "7 bytes"),
+        (b"\0\0\1\6" + b"\0" * 400, "bytes of wire id 0x6010000"),
+        (b"\0\0\1\x12" + b"\0" * 400, "bytes of wire id 0x12010000"),
+        (b"\0\0\0\0\1\0\0\0" + b"\0" * 400, "bytes of wire id 0x0"),
+    ],
+)
+def test_bytes_that_it_did_not_write(data: bytes, got: str, host: Device) -> None:
+    with pytest.raises(StreamError) as caught:
+        decode(Auto(), data, np.zeros(100, np.float32), host.stream(inline=True))  # type: ignore[call-arg]
+    assert str(caught.value) == (
+        f"codec auto: expected a stream of 100 elements, got {got}. "
+        "The bytes were damaged or cut short on their way, or another codec wrote them."
+    )
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+def test_decoding_reduces(op: str, host: Device) -> None:
+    stream = host.stream()
+    for costs in (SLOW, FAST):
+        there, here = values("float32", 5000, 1), values("float32", 5000, 2)
+        wanted = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op](there, here)
+        decode(Auto(), encode(Auto(costs), here, stream), there, stream, op)
+        assert np.array_equal(there, wanted)
+    stream.close()
+
+
+@pytest.mark.parametrize(("collective", "name"), [("broadcast", "chain"), ("allreduce", "ring"), ("alltoall", "bruck")])
+def test_collectives(collective: str, name: str) -> None:
+    for dtype in ("float32", "int32"):
+        run = Ranks(build(collective, name, 4), 3000, Auto(SLOW), dtype)
+        run.drive()
+        for rank, output in enumerate(run.outputs):
+            wanted = expected(collective, run.inputs, rank, 0, "sum")
+            assert wanted is not None and output.tobytes() == wanted.astype(dtype).tobytes()
+
+
+seconds = st.floats(1e-12, 1e-7)
+
+
+@given(wire=seconds, coding=st.tuples(seconds, seconds), plain=st.tuples(seconds, seconds), ratio=st.floats(0.1, 1e4))
+def test_a_choice_is_never_expected_to_be_slower_than_raw(
+    wire: float, coding: tuple[float, float], plain: tuple[float, float], ratio: float
+) -> None:
+    split, dtype = find("split"), dtype_named("bfloat16")
+    costs = Costs(wire, {("split", "bfloat16"): Coding(*coding), ("none", "uint8"): Coding(*plain)})
+    found, raw = Auto(costs).best(dtype, {split: ratio}), max(wire, *plain)
+    if max(*coding, wire / ratio) * 1.05 > raw:
+        assert (found.codec.name, found.ratio) == ("none", 1.0)
+    else:
+        assert found == (split, ratio)
+        assert Auto(costs).best(dtype, {split: 2 * ratio}).codec is split, "a better ratio is no reason against it"
+
+
+def test_among_codecs_the_quickest_wins_not_the_smallest() -> None:
+    small, quick = find("split"), find("mpc")
+    coding = {("split", "float32"): Coding(5e-9, 1e-9), ("mpc", "float32"): Coding(1e-9, 1e-9)}
+    ratios: dict[Codec, float] = {small: 4.0, quick: 2.0}
+    assert Auto(Costs(8e-9, coding)).best(dtype_named("float32"), ratios) == (quick, 2.0)
+    assert Auto(Costs(80e-9, coding)).best(dtype_named("float32"), ratios) == (small, 4.0)
+
+
+def test_it_is_found_by_name() -> None:
+    auto = find("auto")
+    assert isinstance(auto, Auto) and (auto.spec, auto.lossless, auto.costs) == ("auto", True, Costs())
