@@ -267,7 +267,7 @@ class Caller:
         device = device_of(form.sent, form.received)
         packing = Packing(device)
         sent, received = packing.via(form.sent, writable=False), packing.via(form.received, writable=True)
-        if form.lands_at_start is not None and received is not None:
+        if form.lands_at_start and received is not None:
             received = packing.landing(received)
         piece = choice.piece
         if form.counts is not None:
@@ -290,8 +290,9 @@ class Caller:
                 name=form.collective,
                 op=form.op,
                 same_everywhere=form.collective in ("allreduce", "allgather"),
-                before=packing.fill,
-                after=packing.empty,
+                plain=choice.codec.name == "none",
+                before=packing.fill if packing.needed else None,
+                after=packing.empty if packing.needed else None,
             )
             said = f"{form.said}, {choice.codec.spec}, {choice.algorithm.name}, chunks of {choice.piece}"
             job = Job(

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp.comm.caller import Caller, Settings
+from mpi_gpucomp.comm.p2p import PointToPoint
 from mpi_gpucomp.comm.request import PersistentRequest, Request
 from mpi_gpucomp.engine.engine import LOW_BITS
 
@@ -53,6 +54,7 @@ class Communicator:
         self._plain = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self._caller = Caller(self._plain, self._settings)
+        self._p2p = PointToPoint(self._plain, self._caller, self._settings)
         self._quick, self._engine = self._caller.quick, self._caller.engine
 
     def __enter__(self) -> Communicator:
@@ -294,3 +296,51 @@ class Communicator:
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> Request:
         """Start to reduce the buffers of the ranks before this one (by MPI's own)."""
         return self._caller.begin("Exscan", (sendbuf, recvbuf, op), options)
+
+    # Point to point: the sender's codec and chunk count; a receiver's codec says only that frames come, whichever
+
+    def Send(
+        self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
+    ) -> None:
+        """Send a message; like MPI's own, a long one may wait for its receiver."""
+        self._p2p.send(buf, dest, tag, codec, chunk)
+
+    def Recv(
+        self,
+        buf: Any,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+        *,
+        codec: str | Codec | None = None,
+    ) -> None:
+        """Receive a message, which may be shorter than the buffer."""
+        self._p2p.receive(buf, source, tag, status, codec)
+
+    def Isend(
+        self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
+    ) -> Request:
+        """Start to send a message."""
+        return self._p2p.start_send(buf, dest, tag, codec, chunk)
+
+    def Irecv(
+        self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: str | Codec | None = None
+    ) -> Request:
+        """Start to receive a message."""
+        return self._p2p.start_receive(buf, source, tag, codec)
+
+    def Sendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+        *,
+        codec: str | Codec | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        """Send a message and receive another, whichever comes first."""
+        self._p2p.exchange((sendbuf, dest, sendtag), (recvbuf, source, recvtag), status, codec, chunk)

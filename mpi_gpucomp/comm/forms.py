@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mpi_gpucomp.comm import specs
-from mpi_gpucomp.device import Buffer
 from mpi_gpucomp.engine.layout import Blocks
 from mpi_gpucomp.errors import BufferError
 
@@ -37,8 +36,8 @@ class Form:
     in_place: bool = False
     counts: tuple[int, ...] | None = None
     """The elements of each block, where all ranks know them; None where each knows its own alone."""
-    lands_at_start: Buffer | None = None
-    """Where the output goes at the end, if not where it is received (a reduce-scatter in place)."""
+    lands_at_start: bool = False
+    """Whether the output goes, at the end, to where the input begins (a reduce-scatter in place)."""
 
     @property
     def some(self) -> Blocks:
@@ -258,8 +257,7 @@ def _reduced_and_scattered(
         return None
     _matched(place, _own(sent, place.rank), received, 0)
     # MPI wants the result at the start of the buffer, where other blocks of the input are: it goes there at the end.
-    lands = received.buffer.slice(received.starts[0], received.counts[0]) if in_place else None
-    return Form("reduce_scatter", sent, received, operation, 0, False, tuple(sent.counts), lands)
+    return Form("reduce_scatter", sent, received, operation, 0, False, tuple(sent.counts), lands_at_start=in_place)
 
 
 def _all_to_all(place: Place, sendbuf: Any, recvbuf: Any) -> Form | None:

@@ -1,4 +1,4 @@
-"""Buffers that a schedule cannot work on where they are: with gaps, or on another device than the rest of the call.
+"""Buffers that a schedule cannot work on where they are: with gaps, at odd addresses, or on another device.
 
 They travel by way of contiguous memory on the call's device, filled before the first step and emptied behind the last.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpi_gpucomp.comm.specs import aligned
 from mpi_gpucomp.device import Buffer, get_device, order_after
 from mpi_gpucomp.device.pack import gather, scatter
 from mpi_gpucomp.engine.layout import Blocks
@@ -37,7 +38,7 @@ class Packing:
         if blocks is None:
             return None
         buffer = blocks.buffer
-        if buffer.contiguous and buffer.device == self._device.name:
+        if buffer.contiguous and aligned(buffer) and buffer.device == self._device.name:
             return blocks
         known = self._detours.get(id(buffer))
         memory = known[1] if known else self._device.alloc(buffer.nbytes)
@@ -53,6 +54,11 @@ class Packing:
 
     def _elements(self, memory: Memory, like: Buffer) -> Buffer:
         return Buffer(memory.address, like.dtype, (like.count,), device=self._device.name, owner=memory)
+
+    @property
+    def needed(self) -> bool:
+        """Say whether anything takes a detour."""
+        return bool(self._detours or self._landing)
 
     def fill(self, stream: Stream) -> None:
         """Queue the way in. Outputs are filled too: a call may leave parts of them as they are."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from mpi_gpucomp.comm.specs import aligned
 from mpi_gpucomp.device import DTYPES, get_device, order_after
 from mpi_gpucomp.device.pack import gather, scatter
 from mpi_gpucomp.transport.aware import cuda_aware
@@ -30,6 +31,8 @@ _DATATYPES = {
     for dtype in DTYPES
     if dtype.name not in ("float16", "bfloat16")
 }
+_VECTORS = {"Allgatherv": (1,), "Gatherv": (1,), "Scatterv": (0,), "Alltoallv": (0, 1)}
+"""Which arguments of a method have counts and displacements."""
 
 
 def can_do(form: Form) -> bool:
@@ -39,9 +42,9 @@ def can_do(form: Form) -> bool:
 
 def passes(form: Form, args: tuple[Any, ...]) -> bool:
     """Say whether mpi4py can take the arguments as they are."""
-    near = all(
-        blocks.buffer.device == "host" and blocks.buffer.contiguous for blocks in (form.sent, form.received) if blocks
-    )
+    buffers = [blocks.buffer for blocks in (form.sent, form.received) if blocks]
+    # mpi4py does not know the elements of an array at an odd address.
+    near = all(buffer.device == "host" and buffer.contiguous and aligned(buffer) for buffer in buffers)
     return near and form.some.buffer.dtype.name in _DATATYPES and all(_known(arg) for arg in args)
 
 
@@ -65,31 +68,33 @@ class Detour:
 
     def __init__(self, method: str, form: Form, args: tuple[Any, ...]) -> None:
         """Copy what is sent; `finish` copies back what has been received."""
-        self._vector = method.endswith("v")
+        self._method = method
         self._finish: list[Callable[[], None]] = []
         self._hosts: dict[int, int] = {}
         new = list(args)
         if method == "Bcast":
-            new[0] = self._spec(form.received, writable=True)
+            new[0] = self._spec(form.received, 1)
         else:
-            for place, blocks in enumerate((form.sent, form.received)):
+            # In place, what is received begins with what is sent, and mpi4py wants all of that.
+            for place, blocks in enumerate((form.sent, form.sent if form.lands_at_start else form.received)):
                 if new[place] is not None and new[place] is not MPI.IN_PLACE and blocks is not None:
-                    new[place] = self._spec(blocks, writable=place == 1)
+                    new[place] = self._spec(blocks, place)
         self.args = tuple(new)
 
-    def _spec(self, blocks: Blocks | None, *, writable: bool) -> Any:
+    def _spec(self, blocks: Blocks | None, place: int) -> Any:
+        """Write an argument (0: send, 1: receive) as mpi4py has it: with counts for all, for each, or in total."""
         assert blocks is not None
         buffer = blocks.buffer
-        address = self._on_host(buffer, writable)
+        address = self._on_host(buffer, writable=place == 1)
         size = buffer.dtype.itemsize
         datatype = _DATATYPES.get(buffer.dtype.name, MPI.BYTE)
         unit = size if datatype is MPI.BYTE else 1
         counts = [count * unit for count in blocks.counts]
         starts = [start * unit for start in blocks.starts]
         whole = _memory(address, buffer.nbytes)
-        if self._vector and len(counts) > 1:
+        if place in _VECTORS.get(self._method, ()):
             return [whole, counts, starts, datatype]
-        return [whole, sum(counts), starts[0] if starts else 0, datatype]
+        return [whole, sum(counts) if self._method == "Reduce_scatter" else counts[0], starts[0], datatype]
 
     def _on_host(self, buffer: Buffer, writable: bool) -> int:
         """Return the address of a buffer's elements without gaps, where MPI reaches them, copied there if need be."""

@@ -29,7 +29,7 @@ from mpi_gpucomp.device.sources import kind_of
 from mpi_gpucomp.engine.layout import Blocks
 from mpi_gpucomp.errors import BufferError
 
-__all__ = ["blocks", "vector"]
+__all__ = ["aligned", "blocks", "vector"]
 
 _CONSTANTS = type(MPI.BOTTOM), type(MPI.IN_PLACE)
 """They have a buffer of no bytes, for mpi4py alone."""
@@ -94,11 +94,11 @@ def _plain(array: np.ndarray[Any, Any], writable: bool) -> Buffer | None:
         buffer = as_buffer(array)
     except BufferError:
         return None
-    usual = buffer.strides is None and not (writable and buffer.readonly) and _aligned(buffer)
+    usual = buffer.strides is None and not (writable and buffer.readonly) and aligned(buffer)
     return buffer if usual else None
 
 
-def _aligned(buffer: Buffer) -> bool:
+def aligned(buffer: Buffer) -> bool:
     """Say whether kernels may work on the elements where they are: MPI moves them from any address, a GPU does not."""
     return not buffer.address & 7 or not buffer.address % _ALIGNMENT[buffer.dtype.name]
 
@@ -148,8 +148,6 @@ def _buffer(parts: _Parts, writable: bool, place: _Place) -> Buffer | None:
     buffer = _described(data, writable, place)
     if buffer is not None and dtype is not None and dtype is not buffer.dtype:
         buffer = _seen_as(dtype, buffer, parts.count is None, place)
-    if buffer is None or (buffer.strides is None and not _aligned(buffer)):
-        return None
     return buffer
 
 

@@ -10,6 +10,7 @@ import ctypes
 from typing import TYPE_CHECKING, cast
 
 from mpi_gpucomp.codec import frame
+from mpi_gpucomp.codec.none import Nothing
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.host import HostDevice, InlineStream
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Coder"]
 
 HOST = cast(HostDevice, get_device("host"))
+PLAIN = Nothing()
 
 
 class Coder:
@@ -61,6 +63,30 @@ class Coder:
         yield ready.done
         ready.wait()
         return nbytes
+
+    @property
+    def works_in_place(self) -> bool:
+        """Say whether messages may leave and arrive where the elements are."""
+        return self._device is HOST
+
+    def copy(self, source: Buffer, to: Memory) -> Waiting:
+        """Copy a chunk as it is to where the wire reaches it; a generator like `encode`."""
+        self.stream.copy(to.address, source.address, source.nbytes)
+        copied = self.stream.record()
+        yield copied.done
+        copied.wait()
+        return source.nbytes
+
+    def place(self, received: Memory, to: Buffer, op: str) -> Pending:
+        """Queue what has arrived as it is to be stored or reduced."""
+        near = received
+        if not self._direct and op != "replace":
+            near = self._device.alloc(received.nbytes)
+            self.stream.copy(near.address, received.address, received.nbytes)
+        pending = PLAIN.decode_reduce(near, received.nbytes, to, op, self.stream)
+        if near is not received:
+            self.stream.release(near)
+        return pending
 
     def header(self, framed: Memory, where: str) -> Header:
         """Read the header of a frame, such as one that was made here."""

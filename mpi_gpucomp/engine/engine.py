@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpi_gpucomp.engine.failure import Disagreement, Failure, Note, Stuck, deadlock, note_for
@@ -44,6 +45,8 @@ OUTSIDE = "MPI's own"
 """The name by which calls that go straight to MPI are counted."""
 NEVER_COMES = 10
 """Timeouts after which a rank that waits gives up even if it cannot prove that nothing will move."""
+_wrecks: list[Work] = []
+"""What was under way when an engine gave up: MPI may still write to its memory, so it is kept as long as MPI is."""
 
 
 class Errand(Protocol):
@@ -155,6 +158,7 @@ class Engine:
             alarm, self._alarm = self._alarm, None
             raise alarm
         job.call = call = self._roll.begin(job.name)
+        job.task.title = job.title
         self._moved_at = time.monotonic()
         job.needs = self._others if job.uneven else self._ring | job.task.neighbours
         self._jobs[call] = job
@@ -174,7 +178,7 @@ class Engine:
         """Return the first of as many tags as a task takes, none of which is in use on this rank."""
         used = {job.task.tag for job in self._jobs.values()}
         while True:
-            self._tag = (self._tag + CHANNELS) % (self._transport.largest_tag + 1 - CHANNELS)
+            self._tag = (self._tag + CHANNELS) % ((self._transport.largest_tag + 1) // CHANNELS * CHANNELS)
             if self._tag not in used:
                 return self._tag
 
@@ -190,6 +194,8 @@ class Engine:
 
     def progress(self) -> bool:
         """Go on with the running jobs; say whether anything moved."""
+        if self.broken is not None:
+            return False
         try:
             moved = self._hear()
             moved |= self._run_errands()
@@ -199,8 +205,13 @@ class Engine:
             self._fill()
             moved |= self._settle_failures()
         except RankFailedError as error:
-            self._give_up(error)
+            self.give_up(error)
             return True
+        except BaseException as error:  # nobody knows how far it came: Ctrl-C, or a mistake of ours
+            self.leave(error)
+            if isinstance(error, Exception):
+                return True
+            raise
         if moved:
             self._moved_at = time.monotonic()
         elif self.timeout is not None:
@@ -212,6 +223,8 @@ class Engine:
         for errand in self.errands:
             try:
                 moved |= errand.move()
+            except RankFailedError:
+                raise
             except Exception as error:
                 errand.error, errand.done, moved = error, True, True
         self.errands = [errand for errand in self.errands if not errand.done]
@@ -228,8 +241,10 @@ class Engine:
                     break
         except RankFailedError:
             raise
-        except Exception as error:
+        except BaseException as error:
             self._fail(job, error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
             return True
         if job.task.done:
             self._running.remove(job)
@@ -289,19 +304,23 @@ class Engine:
         self._running.append(job)
 
     def _next(self) -> Job | None:
-        """Return who gets a slot: of the highest priority one that a peer is at already, else the first."""
-        ready = [job for job in self._waiting if self._ready(job)]
-        highest = max((job.priority for job in ready), default=0)
-        first = [job for job in ready if job.priority == highest]
-        return next((job for job in first if job.task.called_for()), first[0] if first else None)
+        """Return who gets a slot: one that a peer is at already, else the first of the highest priority.
+
+        Those that had a slot and could not use it come behind those that had none, or they would pass it to and fro.
+        """
+        expected = self._expected()
+        if expected is not None:
+            return expected
+        ready = (job for job in self._waiting if not job.needs)
+        return max(ready, key=lambda job: (-job.preempted, job.priority), default=None)
 
     def _expected(self) -> Job | None:
-        """Return the first waiting job that a peer has already sent something for."""
-        return next((job for job in self._waiting if self._ready(job) and job.task.called_for()), None)
-
-    def _ready(self, job: Job) -> bool:
-        """Say whether all neighbours of a job have joined it."""
-        return not job.needs
+        """Return a waiting job that a peer has already sent something for."""
+        tag = self._transport.unasked() if self._waiting else None
+        if tag is None:
+            return None
+        base = tag - tag % CHANNELS
+        return next((job for job in self._waiting if job.task.tag == base and not job.needs), None)
 
     # Letters
 
@@ -311,7 +330,7 @@ class Engine:
         while (letter := self._transport.poll()) is not None:
             peer, content = letter[0], pickle.loads(letter[1])
             getattr(self, f"_hear_{content[0]}")(peer, *content[1:])
-            heard |= content[0] in ("join", "note")
+            heard |= content[0] in ("join", "note", "answer")
         return heard
 
     def _hear_join(self, peer: int, call: Call, joined: Joined) -> None:
@@ -335,7 +354,7 @@ class Engine:
         job = self._jobs.get(call)
         if job is None and self._roll.begun(call):
             past = self._roll.past(call)
-            self._transport.post(peer, pickle.dumps(("note", call, note_for(peer, past))))
+            self._transport.post(peer, pickle.dumps(("answer", call, note_for(peer, past))))
             return
         if call not in self._failures:
             self._failures[call] = Failure(call, self._transport, self._settle_time)
@@ -343,13 +362,18 @@ class Engine:
                 self._fail(job, None)
         self._failures[call].hear(peer, note)
 
+    def _hear_answer(self, peer: int, call: Call, note: Note) -> None:
+        """Take the note of a rank that is through with a call; unlike others it wants none in return."""
+        if call in self._failures:
+            self._failures[call].hear(peer, note)
+
     # Failures
 
     @property
     def _settle_time(self) -> float:
         return 30.0 if self.timeout is None else self.timeout
 
-    def _fail(self, job: Job, error: Exception | None) -> None:
+    def _fail(self, job: Job, error: BaseException | None) -> None:
         """Begin to fail a job together with all ranks."""
         for line in (self._running, self._waiting):
             if job in line:
@@ -369,19 +393,44 @@ class Engine:
                 del self._failures[call]
                 error = failure.verdict(failure.job.title)
                 self._close(failure.job, error)
-                if isinstance(error, RankFailedError) or failure.lost_each_other:
-                    self._give_up(error)
+                if isinstance(error, RankFailedError) or (failure.lost_each_other and isinstance(error, Exception)):
+                    self.give_up(error)
         return moved
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         """End everything: the ranks cannot reach or understand each other any more."""
-        self.broken = error
+        self.broken = self.broken or error
         self._transport.revoke()
         self._running.clear()
         self._waiting.clear()
         self._failures.clear()
         for job in list(self._jobs.values()):
-            self._close(job, error)
+            job.task.halt()
+            _wrecks.append(job.task)
+            self._close(job, self.broken)
+        for errand in self.errands:
+            errand.error, errand.done = self.broken, True
+        self.errands.clear()
+
+    def leave(self, error: BaseException) -> None:
+        """Give up for a reason that only this rank knows, and tell it to all."""
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if self.broken is None:
+            with suppress(RankFailedError):
+                self._post_all("left", why)
+            self.give_up(self._left(self._transport.rank, why))
+
+    def _hear_left(self, peer: int, why: str) -> None:
+        self.give_up(self._left(peer, why))
+
+    def _left(self, peer: int, why: str) -> PeerError:
+        return PeerError(
+            "communicator",
+            expected="every rank to go on",
+            got=f"on rank {peer} {why}",
+            remedy="Make a new communicator; this one cannot be used any more.",
+            rank=self._transport.rank,
+        )
 
     # Deadlock
 

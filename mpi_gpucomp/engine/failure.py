@@ -66,12 +66,13 @@ class Failure:
         self.job: Job | None = None
         self.settled = False
         """Whether all ranks have answered and nothing is on its way any more."""
-        self._error: Exception | None = None
+        self._left_over = False
+        self._error: BaseException | None = None
         self._notes: dict[int, Note] = {}
         now = time.monotonic()
         self._answer_by, self._give_up = now + GRACE, now + GRACE + timeout
 
-    def join(self, job: Job, error: Exception | None = None) -> None:
+    def join(self, job: Job, error: BaseException | None = None) -> None:
         """Stop a job of this rank, for an error of its own or because another rank has one, and tell all."""
         self.job, self._error = job, error
         job.task.abandon()
@@ -90,8 +91,10 @@ class Failure:
             self._tell(None)
         if len(self._notes) < self._transport.size and now < self._give_up:
             return False
-        if self.job is not None and not self.job.task.wind_down(self._owed()) and now < self._give_up:
-            return False
+        if self.job is not None and not self.job.task.wind_down(self._owed()):
+            if now < self._give_up:
+                return False
+            self._left_over = True
         self.settled = True
         return True
 
@@ -112,11 +115,11 @@ class Failure:
         """Return the ranks that have not answered."""
         return [rank for rank in range(self._transport.size) if rank not in self._notes]
 
-    def verdict(self, title: str) -> Exception:
+    def verdict(self, title: str) -> BaseException:
         """Make the error that this rank raises."""
         wrong = {note.kind: note.text for note in self._notes.values() if note.kind}
-        if self.missing:
-            return self._no_answer(title)
+        if self.missing or self._left_over:
+            return self._no_end(title)
         if Stuck.__name__ in wrong:
             return deadlock(wrong[Stuck.__name__], self._transport.rank)
         if Disagreement.__name__ in wrong:
@@ -153,11 +156,12 @@ class Failure:
             rank=self._transport.rank,
         )
 
-    def _no_answer(self, title: str) -> GpucompError:
+    def _no_end(self, title: str) -> GpucompError:
+        silent = f"no answer from {', '.join(f'rank {rank}' for rank in self.missing)}"
         error = RankFailedError(
             title,
-            expected="every rank to answer after it failed",
-            got=f"no answer from {', '.join(f'rank {rank}' for rank in self.missing)}",
+            expected="every rank to answer after it failed, and what they sent to arrive",
+            got=silent if self.missing else "messages that are still on their way",
             remedy="Make a new communicator without them; this one cannot be used any more.",
             rank=self._transport.rank,
         )

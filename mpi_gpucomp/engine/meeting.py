@@ -23,7 +23,7 @@ class Meeting:
 
     def __init__(self, name: str, tag: int = 0) -> None:
         """Be about the collective of this name."""
-        self.name, self.tag = name, tag
+        self.name, self.tag, self.title = name, tag, name
         self.peer_tags: dict[int, int] = {}
         self.sent: Counter[tuple[int, int]] = Counter()
         self.done = False
@@ -36,15 +36,14 @@ class Meeting:
         self.done = True
         return True
 
-    def called_for(self) -> bool:
-        """Deny: nobody sends anything."""
-        return False
-
     def suspend(self) -> None:
         """Hold nothing."""
 
     def abandon(self) -> None:
         """Hold nothing."""
+
+    def halt(self) -> None:
+        """Use no buffers."""
 
     def wind_down(self, owed: Mapping[tuple[int, int], int]) -> bool:
         """Have nothing under way; a peer whose call was another one has sent nothing either."""

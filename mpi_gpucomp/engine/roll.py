@@ -40,7 +40,8 @@ class Past(NamedTuple):
 
     said: str
     sent: Counter[tuple[int, int]]
-    trace: int = 0
+    trace: int | None = 0
+    """None if it is not known any more."""
 
 
 class Roll:
@@ -83,4 +84,4 @@ class Roll:
 
     def past(self, call: Call) -> Past:
         """Return what is still known of a call that is over."""
-        return self._past.get(call, Past("something that is forgotten", Counter()))
+        return self._past.get(call, Past("something that is forgotten", Counter(), None))

@@ -18,8 +18,8 @@ class Frame:
 
     __slots__ = ("_holders", "_staging", "header", "memory", "nbytes")
 
-    def __init__(self, memory: Memory, staging: Staging) -> None:
-        """Start with one holder."""
+    def __init__(self, memory: Memory, staging: Staging | None = None) -> None:
+        """Start with one holder; without staging it is memory of the caller's, filled where it belongs."""
         self.memory, self.nbytes = memory, 0
         self.header: Header | None = None
         self._staging, self._holders = staging, 1
@@ -32,8 +32,13 @@ class Frame:
     def release(self) -> None:
         """Let go once; the last one gives the memory back."""
         self._holders -= 1
-        if self._holders == 0:
+        if self._holders == 0 and self._staging is not None:
             self._staging.give_back(self.memory)
+
+    @property
+    def in_place(self) -> bool:
+        """Say whether it is the caller's own memory."""
+        return self._staging is None
 
     def filled(self) -> Memory:
         """Return the part of the memory that the frame takes."""

@@ -7,25 +7,26 @@ stays where it is, and goes on from there when it is asked again.
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.codec import OPS
+from mpi_gpucomp.codec import OPS, Pending
 from mpi_gpucomp.codec.none import REDUCE_TILE
-from mpi_gpucomp.device import Buffer
+from mpi_gpucomp.device import Buffer, Memory
+from mpi_gpucomp.engine.coder import HOST
 from mpi_gpucomp.engine.meeting import CHANNELS
-from mpi_gpucomp.engine.staging import Staging
+from mpi_gpucomp.engine.staging import Frame, Staging
 from mpi_gpucomp.engine.versions import Version, versions_of
 from mpi_gpucomp.errors import FrameError, ScheduleError
+from mpi_gpucomp.schedule.ir import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from mpi_gpucomp.codec import Pending
-    from mpi_gpucomp.device import DType, Event, Memory, Stream
+    from mpi_gpucomp.device import DType, Event, Stream
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Layout
-    from mpi_gpucomp.engine.staging import Frame
-    from mpi_gpucomp.schedule.ir import Algorithm, Lane, Place, Step
+    from mpi_gpucomp.schedule.ir import Algorithm, Lane, Step
     from mpi_gpucomp.transport.base import Transfer, Transport
 
     Ready = Callable[[], bool]
@@ -41,12 +42,15 @@ AHEAD = 2
 class _LaneState:
     """What one lane has on the wire, and what it waits for."""
 
-    def __init__(self, lane: Lane, staging: Staging, messages: int) -> None:
+    def __init__(self, lane: Lane, staging: Staging, messages: int, landings: list[Place | None]) -> None:
         self.lane, self.staging, self.expected = lane, staging, messages
+        self.messages, self.landings = messages, landings
         self.arriving: deque[tuple[Transfer, Frame]] = deque()
         self.leaving: deque[tuple[Transfer, Frame]] = deque()
         self.moves: Moves
         self.ready: Ready | None = _always
+        self.chunk = 0
+        """The chunk that it is at, for errors."""
 
     def has_message(self) -> bool:
         """Say whether the next message is there."""
@@ -77,16 +81,20 @@ class Task:
         name: str,
         op: str = "sum",
         same_everywhere: bool = False,
+        plain: bool = False,
         before: StreamWork | None = None,
         after: StreamWork | None = None,
     ) -> None:
         """Describe this rank's part; `same_everywhere` lets a rank that sends a final value take what it encoded.
 
+        A `plain` task, of codec none, sends elements without frames, from and to where they are if that can be.
         `before` and `after` queue work on the task's stream ahead of everything else, and behind it.
         """
         rank = transport.rank
         _check_channels(algorithm, rank)
         self.name, self.tag = name, tag
+        self.title = name
+        """What it is called in errors; whoever knows which call of that name it is says so here."""
         self.peer_tags: dict[int, int] = {}
         """The first tag that each peer listens on for this collective; one that is not here listens on ours."""
         self.sent: Counter[tuple[int, int]] = Counter()
@@ -94,11 +102,12 @@ class Task:
         self._program, self._layout, self._dtype = algorithm.programs[rank], layout, dtype
         self._coder, self._transport, self._op = coder, transport, op
         self._versions = versions_of(algorithm, rank)
+        self._plain, self._in_place = plain, plain and coder.works_in_place
         self._settles = same_everywhere and not coder.codec.lossless
         self._finished = [0] * len(self._program.lanes)
         self._shared: dict[tuple[int, Version], _Shared] = {}
         self._scratch: dict[tuple[int, int], tuple[Memory, Buffer]] = {}
-        self._working: deque[tuple[Pending, Frame]] = deque()
+        self._working: deque[tuple[Pending, Frame | None]] = deque()
         self._discarding: list[Transfer] = []
         self._encoding = 0
         self._end: Event | None = None
@@ -117,6 +126,7 @@ class Task:
         self._layout.stretch(longest)
         if self._before is not None:
             self._before(self._coder.stream)
+            self._watch()
         self._lanes = [self._prepared(number) for number in range(len(self._program.lanes))]
 
     def _prepared(self, number: int) -> _LaneState:
@@ -126,7 +136,10 @@ class Task:
         # Frames that wait for other lanes must not take the place of those that would let them go on.
         staging = Staging(self._coder.memory, room, 2 * AHEAD + kept)
         messages = self._layout.loops * sum(step.count for step in lane.steps if step.receives)
-        state = _LaneState(lane, staging, messages)
+        receives = [
+            (index, chunk) for index, step in enumerate(lane.steps) if step.receives for chunk in range(step.count)
+        ]
+        state = _LaneState(lane, staging, messages, [self._lands(number, *one) for one in receives])
         state.moves = self._walk(number, state)
         return state
 
@@ -165,14 +178,6 @@ class Task:
             self.done = True
         return self.done
 
-    def called_for(self) -> bool:
-        """Say whether a peer has sent something that the task, which is not running, has not asked for."""
-        return any(
-            state.lane.receive is not None
-            and self._transport.arrived(state.lane.receive, self.tag + state.lane.channel)
-            for state in self._lanes
-        )
-
     def suspend(self) -> None:
         """Give back the memory that only waits for messages; what has arrived or is leaving stays."""
         for state in self._lanes:
@@ -184,6 +189,11 @@ class Task:
         """Give up after a failure: stop listening, encode and send nothing more."""
         self.suspend()
         self._end = self._coder.stream.record()
+
+    def halt(self) -> None:
+        """Wait for the work that is queued: from then on no stream touches the caller's buffers."""
+        with suppress(Exception):  # what went wrong is known
+            self._coder.stream.record().wait()
 
     def wind_down(self, owed: Mapping[tuple[int, int], int]) -> bool:
         """Let what is under way come to its end, and throw away what peers have sent (`owed`, by peer and channel).
@@ -198,6 +208,8 @@ class Task:
         for state in self._lanes:
             self._taken[state.lane.receive or 0, state.lane.channel] += len(state.arriving)
             state.arriving.clear()
+        with suppress(Exception):
+            self._end.wait()  # or what went wrong here and nobody has asked for would meet the next one on this stream
         self._discarding = list(self._discarded(owed))
         if self._discarding or any(owed[key] > self._taken[key] for key in owed):
             return False
@@ -225,7 +237,8 @@ class Task:
         while self._working and self._working[0][0].done():
             pending, frame = self._working.popleft()
             pending.size()
-            frame.release()
+            if frame is not None:
+                frame.release()
             moved = True
         return moved
 
@@ -241,12 +254,30 @@ class Task:
     def _listen(self, state: _LaneState) -> None:
         """Have room ready for the next messages."""
         peer = state.lane.receive
-        while peer is not None and state.expected and len(state.arriving) < AHEAD and state.staging.available():
-            frame = state.staging.take()
+        while peer is not None and state.expected and len(state.arriving) < AHEAD:
+            frame = self._room(state)
+            if frame is None:
+                return
             tag = self.tag + state.lane.channel
             transfer = self._transport.receive(peer, tag, frame.memory.address, frame.memory.nbytes)
             state.arriving.append((transfer, frame))
             state.expected -= 1
+
+    def _lands(self, number: int, index: int, chunk: int) -> Place | None:
+        """Return where a message can be received without further ado: nothing was there, and nothing follows it."""
+        step = self._program.lanes[number].steps[index]
+        if not self._in_place or step.kind not in ("r", "rcs") or step.target is None or step.target.buffer == "s":
+            return None
+        version = self._versions.written[number, index][chunk]
+        return Place(step.target.buffer, step.target.offset + chunk) if version.first and version.stays else None
+
+    def _room(self, state: _LaneState) -> Frame | None:
+        """Return room for the next message: its place in the output, or a frame if there is one to be had."""
+        loop, number = divmod(state.messages - state.expected, len(state.landings))
+        place = state.landings[number]
+        if place is not None:
+            return Frame(_memory(self._layout.elements(place.buffer, place.offset, loop)))
+        return state.staging.take() if state.staging.available() else None
 
     def _walk(self, number: int, state: _LaneState) -> Moves:
         for loop in range(self._layout.loops):
@@ -270,6 +301,8 @@ class Task:
 
     def _take(self, state: _LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int) -> Moves:
         """Do one chunk of a step."""
+        place = step.target or step.source
+        state.chunk = place.offset + chunk if place else chunk
         frame = (yield from self._receive(state, loop)) if step.receives else None
         if step.kind == "s":
             source = self._at(step.source, chunk, loop)
@@ -291,7 +324,8 @@ class Task:
         transfer, frame = state.arriving.popleft()
         self._taken[state.lane.receive or 0, state.lane.channel] += 1
         frame.nbytes = transfer.nbytes
-        frame.header = self._coder.open(frame.filled(), self._where(state, loop))
+        if not self._plain:
+            frame.header = self._coder.open(frame.filled(), self._where(state, loop))
         return frame
 
     def _send_version(self, state: _LaneState, version: Version, loop: int, source: Buffer) -> Moves:
@@ -299,7 +333,11 @@ class Task:
         shared = self._shared.get((loop, version))
         if shared is None:
             shared = self._shared[loop, version] = _Shared(version.uses)
-            frame = yield from self._encode(state, source, loop, settle=self._settles and version.final)
+            if self._in_place and version.given and version.stays:
+                frame = Frame(_memory(source))
+                frame.nbytes = source.nbytes
+            else:
+                frame = yield from self._encode(state, source, loop, settle=self._settles and version.final)
             shared.frame = frame.hold(version.uses - 1)
         elif shared.frame is None:
             yield lambda: shared.frame is not None
@@ -319,7 +357,9 @@ class Task:
             yield state.staging.available
         frame = state.staging.take()
         self._encoding += 1
-        frame.nbytes = yield from self._coder.encode(source, frame.memory, loop)
+        coder = self._coder
+        coding = coder.copy(source, frame.memory) if self._plain else coder.encode(source, frame.memory, loop)
+        frame.nbytes = yield from coding
         self._encoding -= 1
         if settle:
             frame.header = self._coder.header(frame.filled(), self._where(state, loop))
@@ -328,9 +368,16 @@ class Task:
 
     def _decode(self, state: _LaneState, frame: Frame, to: Buffer, op: str, loop: int) -> None:
         """Queue the decoding of a frame, which then lets go of it."""
-        assert frame.header is not None
         where = self._where(state, loop)
-        self._working.append((self._coder.decode(frame.header, frame.filled(), to, op, loop, where), frame))
+        if self._plain:
+            _check_length(frame, to, where)
+            if frame.in_place:
+                return
+            pending = self._coder.place(frame.filled(), to, op)
+        else:
+            assert frame.header is not None
+            pending = self._coder.decode(frame.header, frame.filled(), to, op, loop, where)
+        self._working.append((pending, frame))
 
     def _post(self, state: _LaneState, frame: Frame) -> None:
         """Send a frame, which lets go of it once it has left."""
@@ -366,6 +413,12 @@ class Task:
         elif source.count:
             kernel, tiles = f"reduce_{self._dtype.suffix}", -(-source.count // REDUCE_TILE)
             self._coder.stream.launch(kernel, tiles, target.address, source.address, source.count, OPS[self._op])
+        self._watch()
+
+    def _watch(self) -> None:
+        """Notice if the work just queued is skipped, because other work on the stream, which is shared, has failed."""
+        event = self._coder.stream.record()
+        self._working.append((Pending(event.done, event.wait), None))
 
     def _at(self, place: Place | None, chunk: int, loop: int, *, like: Buffer | None = None) -> Buffer:
         """Return the elements of a chunk; scratch that is written is made as long as what it is written from."""
@@ -378,13 +431,13 @@ class Task:
 
     def _for_frame(self, place: Place | None, chunk: int, loop: int, frame: Frame) -> Buffer:
         """Return where a frame is decoded to; scratch is made as long as the frame says."""
-        assert place is not None and frame.header is not None
+        assert place is not None
         if place.buffer != "s":
             return self._layout.elements(place.buffer, place.offset + chunk, loop)
-        count = frame.header.plain // self._dtype.itemsize
+        count = (frame.header.plain if frame.header else frame.nbytes) // self._dtype.itemsize
         if count > self._layout.piece:
             raise FrameError(
-                f"{self.name}, loop {loop}",
+                f"{self.title}, chunk {place.offset + chunk} of loop {loop}",
                 expected=f"a chunk of at most {self._layout.piece} elements",
                 got=f"{count}",
                 remedy="Pass the same count and chunk on every rank.",
@@ -402,7 +455,8 @@ class Task:
         return self._scratch[key][1]
 
     def _where(self, state: _LaneState, loop: int) -> str:
-        return f"rank {self._transport.rank}: {self.name}, loop {loop}, from rank {state.lane.receive}"
+        chunk = f"chunk {state.chunk} of loop {loop}"
+        return f"rank {self._transport.rank}: {self.title}, {chunk}, from rank {state.lane.receive}"
 
 
 def _check_channels(algorithm: Algorithm, rank: int) -> None:
@@ -415,6 +469,21 @@ def _check_channels(algorithm: Algorithm, rank: int) -> None:
             remedy="Let lanes that go to different peers share a channel.",
             rank=rank,
         )
+
+
+def _check_length(frame: Frame, to: Buffer, where: str) -> None:
+    if frame.nbytes != to.nbytes:
+        raise FrameError(
+            where,
+            expected=f"{to.nbytes} bytes of {to.dtype}",
+            got=f"{frame.nbytes}",
+            remedy="Pass the same count and type on every rank.",
+        )
+
+
+def _memory(elements: Buffer) -> Memory:
+    """Describe the caller's elements as memory for messages."""
+    return Memory(elements.address, elements.nbytes, HOST, elements.owner)
 
 
 def _elements(memory: Memory, like: Buffer) -> Buffer:

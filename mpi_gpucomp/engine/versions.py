@@ -27,6 +27,14 @@ class Version:
     """How many sends want it."""
     final: bool = True
     """Whether it is still there at the end, where it may be written."""
+    stays: bool = True
+    """Whether nothing is written over it."""
+    given: bool = False
+    """Whether it was there at the start."""
+    first: bool = False
+    """Whether it was written where nothing had been read or written before, so that it may arrive at any time."""
+    touched: bool = False
+    """Whether a step reads it."""
 
 
 @dataclass
@@ -40,7 +48,7 @@ class Versions:
     def of(cls, program: Program, goal: Goal, rank: int) -> Versions:
         """Follow the steps of a checked program in an order that their dependencies allow."""
         memory = Memory(goal, rank, program.scratch_chunks)
-        cells = [Version(final=memory.may_write(cell)) for cell in range(memory.size)]
+        cells = [Version(final=memory.may_write(cell), given=True) for cell in range(memory.size)]
         found = cls()
         for key, step in _in_order(program):
             found._follow(key, step, memory, cells)
@@ -53,6 +61,9 @@ class Versions:
         return sum(version.uses > 0 for version in arrived) + sum(version.uses > 1 for version in made)
 
     def _follow(self, key: tuple[int, int], step: Step, memory: Memory, cells: list[Version]) -> None:
+        for place in step.reads:
+            for cell in memory.cells(place, step.count):
+                cells[cell].touched = True
         if step.kind == "s" and step.source:
             self.read[key] = [cells[cell] for cell in memory.cells(step.source, step.count)]
             for version in self.read[key]:
@@ -60,8 +71,9 @@ class Versions:
         if step.writes:
             fresh = []
             for cell in memory.cells(step.writes, step.count):
-                cells[cell].final = False
-                cells[cell] = Version()
+                before = cells[cell]
+                before.final = before.stays = False
+                cells[cell] = Version(first=before.given and not before.touched)
                 fresh.append(cells[cell])
             self.written[key] = fresh
 

@@ -46,8 +46,8 @@ class Transport(ABC):
         """Start to receive a message of at most `room` bytes."""
 
     @abstractmethod
-    def arrived(self, peer: int, tag: int) -> bool:
-        """Say whether a message is there that nobody has asked for yet."""
+    def unasked(self) -> int | None:
+        """Return the tag of a message that is there and that nobody has asked for yet, if there is one."""
 
     @abstractmethod
     def discard(self, peer: int, tag: int) -> Transfer | None:

@@ -111,14 +111,18 @@ class _Loopback(Transport):
         self._network.waiting[key].append(receive)
         return receive
 
-    def arrived(self, peer: int, tag: int) -> bool:
+    def unasked(self) -> int | None:
         """Compare what was sent with what is waited for."""
+        mine = (key for key in self._network.messages if key[1] == self.rank)
+        return next((tag for peer, _, tag in mine if self._arrived(peer, tag)), None)
+
+    def _arrived(self, peer: int, tag: int) -> bool:
         key = peer, self.rank, tag
         return len(self._network.messages[key]) > len(self._network.waiting[key])
 
     def discard(self, peer: int, tag: int) -> Transfer | None:
         """Take a message to nowhere."""
-        if not self.arrived(peer, tag):
+        if not self._arrived(peer, tag):
             return None
         key = peer, self.rank, tag
         message = self._network.messages[key][len(self._network.waiting[key])]

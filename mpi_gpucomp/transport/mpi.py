@@ -111,10 +111,11 @@ class MpiTransport(Transport):
         except MPI.Exception as error:
             self._fail(error)
 
-    def arrived(self, peer: int, tag: int) -> bool:
+    def unasked(self) -> int | None:
         """Ask MPI."""
         try:
-            return self._comm.Iprobe(peer, tag)
+            found = self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+            return self._status.Get_tag() if found else None
         except MPI.Exception as error:
             self._fail(error)
 

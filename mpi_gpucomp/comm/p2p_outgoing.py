@@ -1,0 +1,102 @@
+"""A message as its sender sees it: the first part at once, then frame by frame."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI
+
+from mpi_gpucomp.codec import find, frame
+from mpi_gpucomp.comm.p2p_line import LEAST_ROOM, Announcement
+from mpi_gpucomp.comm.p2p_message import DEPTH, INLINE_BYTES, NOTE, Message
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.p2p_line import Line
+    from mpi_gpucomp.comm.p2p_message import Moves
+    from mpi_gpucomp.device import Memory
+    from mpi_gpucomp.engine.layout import Blocks
+    from mpi_gpucomp.transport.base import Transfer
+
+__all__ = ["Outgoing"]
+
+_memory = MPI.memory.fromaddress
+
+
+class Outgoing(Message):
+    """A message that is sent; its first part leaves at once."""
+
+    def __init__(self, line: Line, blocks: Blocks, codec: Codec, peer: int, tag: int, chunk: int) -> None:
+        """Send the elements to a peer, in chunks of so many bytes."""
+        super().__init__(line, blocks, writable=False)
+        self._peer = peer
+        self._leaving: deque[tuple[Transfer, Memory]] = deque()
+        size = blocks.buffer.dtype.itemsize
+        nbytes = blocks.counts[0] * size
+        piece = max(1, min(chunk, nbytes) // size)
+        short = nbytes <= line.short
+        try:
+            self._source = self._elements(find("none") if short else codec, inline=short or piece * size < INLINE_BYTES)
+            written = self._put_whole() if short else self._announce(codec, piece)
+            self._request = line.comm.Isend([_memory(self._first.address, written), MPI.BYTE], peer, tag)
+        except Exception:
+            self._let_go(failed=True)
+            raise
+        self._moves = self._send(range(0, 0 if short else self._source.count, piece))
+
+    def _put_whole(self) -> int:
+        """Make the first part a frame of the whole message."""
+        assert self._coder is not None
+        source, address = self._source, self._first.address
+        self._coder.stream.copy(address + frame.HEADER_BYTES, source.address, source.nbytes)
+        self._coder.stream.synchronize()
+        payload = zlib.adler32(ctypes.string_at(address + frame.HEADER_BYTES, source.nbytes))
+        header = frame.Header(0, source.dtype, 0, source.nbytes, source.nbytes, raw=True).sealed(payload)
+        ctypes.memmove(address, header.pack(), frame.HEADER_BYTES)
+        return frame.HEADER_BYTES + source.nbytes
+
+    def _announce(self, codec: Codec, piece: int) -> int:
+        """Make the first part an announcement."""
+        dtype, nbytes = self._source.dtype, self._source.nbytes
+        self._room = max(LEAST_ROOM, frame.room(codec, piece, dtype))
+        self._tag = self._line.free_tag()
+        data = Announcement(dtype, nbytes, piece * dtype.itemsize, self._room, self._tag, codec.spec).pack()
+        ctypes.memmove(self._first.address, data, len(data))
+        return len(data)
+
+    def _send(self, starts: range) -> Moves:
+        assert self._coder is not None
+        for chunk, start in enumerate(starts):
+            yield self._has_room
+            memory = self._coder.memory(self._room)
+            elements = self._source.slice(start, min(starts.step, self._source.count - start))
+            try:
+                nbytes = yield from self._coder.encode(elements, memory, chunk)
+            except Exception as error:
+                self._fault = error
+                nbytes = _write_note(error, memory)
+            self._leaving.append((self._line.transport.send(self._peer, self._tag, memory.address, nbytes), memory))
+            if self._fault is not None:
+                break
+        yield self._has_left
+        self._packing.empty(self._coder.stream)
+        if self._fault is not None:
+            raise self._fault
+
+    def _has_room(self) -> bool:
+        """Let go of frames that have been sent; say whether there may be another one."""
+        while self._leaving and self._leaving[0][0].done():
+            self._leaving.popleft()[1].release()
+        return len(self._leaving) < DEPTH
+
+    def _has_left(self) -> bool:
+        return self._has_room() and not self._leaving and self._first_is_over()
+
+
+def _write_note(error: Exception, memory: Memory) -> int:
+    note = (NOTE + f"{type(error).__name__}: {error}".encode())[:LEAST_ROOM]
+    ctypes.memmove(memory.address, note, len(note))
+    return len(note)
