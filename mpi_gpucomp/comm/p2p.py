@@ -177,7 +177,7 @@ class PointToPoint:
             return None
         form = Form(method, None, blocks) if writable else Form(method, blocks, None)
         # Of a call with one buffer for both, which is what a broadcast has, the Detour brings back what is received.
-        return None if passes(form, (buf,)) else Detour("Bcast" if writable else method, form, (buf,))
+        return None if passes(form, (buf,)) else Detour("Bcast" if writable else method, form, (buf, None))
 
 
 class MessageRequest(Request):

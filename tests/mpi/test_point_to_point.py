@@ -1,0 +1,52 @@
+"""Messages from rank to rank under mpirun."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from launch import needs_mpirun, run
+
+pytestmark = needs_mpirun
+
+LONGER = "Pass a receive buffer of the message's type that is at least as long."
+ENCODED = "'python -m mpi_gpucomp codecs' lists them."
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 5])
+def test_messages_arrive_as_mpi_has_them(ranks):
+    done = run(ranks, "-m", "mpi4py", "tests/mpi/point_to_point.py")  # which ends all ranks when one fails
+    assert done.returncode == 0, done.stderr
+    everybody = json.loads(done.stdout)
+    assert len(everybody) == ranks
+    for rank, told in enumerate(everybody):
+        receiver = f"rank {rank}: Recv from rank {(rank - 1) % ranks}"
+        assert told.pop("too_long") == [
+            f"BufferError: {receiver}, tag 4: expected a message of at most {count - 1} x float32, "
+            f"got {count} x float32. {LONGER}"
+            for count in (10, 100_000)
+        ]
+        assert told.pop("wrong_type") == [
+            *(
+                f"BufferError: {receiver}, tag 4: expected a message of at most {count} x int32, "
+                f"got {count} x float32. {LONGER}"
+                for count in (10, 100_000)
+            ),
+            f"BufferError: rank {rank}: Send, send buffer: expected elements that can be encoded, got a derived "
+            "datatype, or elements that only MPI knows. Pass codec='none' here and on the other side.",
+            "BufferError: codec split: expected elements of type float16 or bfloat16 or float32 or float64, got int32. "
+            f"Choose a codec for this type: {ENCODED}",
+        ]
+        assert told.pop("failing") == failures(rank, ranks)
+        assert not any(told.values())
+
+
+def failures(rank: int, ranks: int) -> list[str]:
+    """Return what a rank hears of a codec that fails on rank 0: twice as it encodes, twice as it decodes."""
+    peer = (
+        f"PeerError: rank {rank}: Recv from rank 0, tag 6, chunk 2: expected its sender to encode it, "
+        "got on rank 0 OSError: no more. Mend what went wrong there; the communicator can be used on."
+    )
+    received = peer if rank == 1 % ranks else "no error"
+    sent, decoded = ("OSError: no more",) * 2 if rank == 0 else ("no error",) * 2
+    return [received, sent] * 2 + [decoded, "no error"] * 2

@@ -1,0 +1,135 @@
+"""Messages of a rank to itself, damaged on their way: what their receiver says, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpi_gpucomp import Communicator
+from mpi_gpucomp.codec import find, register
+from mpi_gpucomp.comm.p2p_line import Announcement
+from mpi_gpucomp.comm.p2p_outgoing import Outgoing
+from mpi_gpucomp.device import dtype_of_name, get_device
+from mpi_gpucomp.errors import FrameError, SpecError
+
+WHERE = "rank 0: Recv from rank 0, tag 3"
+DAMAGED = "The frame was damaged or cut short on its way, or something else wrote to this buffer."
+
+
+@pytest.fixture
+def comm():
+    with Communicator(MPI.COMM_SELF, codec="split", chunk=4000, small=100) as made:
+        yield made
+
+
+def exchange(comm: Communicator, count: int) -> np.ndarray:
+    received = np.zeros(count, np.float32)
+    comm.Sendrecv(np.arange(count, dtype=np.float32), 0, 3, received, 0, 3)
+    return received
+
+
+class Damaging:
+    """A transport on which one message arrives changed."""
+
+    def __init__(self, transport, number: int, at: int) -> None:
+        self._transport, self._left, self._at = transport, number, at
+        self.largest_tag = transport.largest_tag
+
+    def send(self, peer: int, tag: int, address: int, nbytes: int):
+        if self._left == 0:
+            ctypes.c_uint8.from_address(address + self._at).value ^= 1
+        self._left -= 1
+        return self._transport.send(peer, tag, address, nbytes)
+
+    def receive(self, *args):
+        return self._transport.receive(*args)
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (0, f"{WHERE}, chunk 2: expected the magic bytes 47504346, got 46504346. {DAMAGED}"),
+        (60, f"{WHERE}, chunk 2: expected the checksum "),
+    ],
+)
+def test_a_damaged_frame_is_named_and_the_rest_of_the_message_taken(comm, at, said):
+    in_use = get_device("host").pool.statistics.in_use
+    line = comm._p2p._line
+    whole, line.transport = line.transport, Damaging(line.transport, 2, at)
+    with pytest.raises(FrameError) as raised:
+        exchange(comm, 10_000)
+    assert str(raised.value).startswith(said)
+    line.transport = whole
+    assert (exchange(comm, 10_000) == np.arange(10_000)).all()
+    assert get_device("host").pool.statistics.in_use == in_use
+
+
+def test_a_frame_of_another_chunk_is_refused(comm):
+    line = comm._p2p._line
+    whole, line.transport = line.transport, Damaging(line.transport, 1, 16)
+    with pytest.raises(FrameError, match=r"chunk 1: expected the checksum 0x[0-9a-f]{8}, got another one"):
+        exchange(comm, 10_000)
+    line.transport = whole
+
+
+@pytest.mark.parametrize("count", [10, 10_000])
+def test_a_damaged_first_part_is_named(comm, monkeypatch, count):
+    def damaging(put):
+        def damage(message, *args):
+            written = put(message, *args)
+            ctypes.c_uint8.from_address(message._first.address + written - 1).value ^= 1
+            return written
+
+        return damage
+
+    for name in ("_put_whole", "_announce"):
+        monkeypatch.setattr(Outgoing, name, damaging(getattr(Outgoing, name)))
+    room = np.zeros(count, np.float32)
+    request = comm.Irecv(room, 0, 3)
+    comm.Isend(np.ones(count, np.float32), 0, 3)
+    with pytest.raises(FrameError) as raised:
+        request.Wait()
+    assert str(raised.value) == (
+        f"{WHERE}: expected a first part with the right checksum, got another one. "
+        "The message was damaged or cut short on its way, or something else wrote to this buffer."
+    )
+    assert not room.any()
+
+
+def test_a_codec_that_only_the_sender_knows_is_named(comm):
+    class Private(type(find("none"))):
+        name, wire_id = "private", 0xF0030000
+        spec = "private"
+
+    in_use = get_device("host").pool.statistics.in_use
+    request = comm.Isend(np.ones(10_000, np.float32), 0, codec=Private())
+    with pytest.raises(SpecError, match=r"^codec: expected one of .*, got 'private'\. "):
+        comm.Recv(np.zeros(10_000, np.float32))
+    request.Wait()
+    register("private", lambda parameters: Private(), "tests")
+    room = np.zeros(10_000, np.float32)
+    comm.Sendrecv(np.ones(10_000, np.float32), 0, 0, room, codec="private")
+    assert room.all()
+    assert get_device("host").pool.statistics.in_use == in_use
+
+
+def test_mpi_says_itself_what_is_wrong_with_a_rank_or_a_tag(comm):
+    in_use = get_device("host").pool.statistics.in_use
+    values = np.ones(10_000, np.float32)
+    for wrong in (lambda: comm.Send(values, 5), lambda: comm.Send(values, 0, -7), lambda: comm.Recv(values, 5)):
+        with pytest.raises(MPI.Exception):
+            wrong()
+    assert get_device("host").pool.statistics.in_use == in_use
+
+
+def test_an_announcement_comes_back_as_it_was():
+    dtype = dtype_of_name("bfloat16")
+    announced = Announcement(dtype, 1 << 40, 1 << 20, (1 << 20) + 48, (1 << 31) - 1, "zfp:rate=8")
+    assert Announcement.begins(announced.pack())
+    assert Announcement.read(announced.pack(), "here") == announced
+    for length in range(len(announced.pack())):
+        with pytest.raises(FrameError):
+            Announcement.read(announced.pack()[:length], "here")
