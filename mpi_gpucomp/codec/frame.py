@@ -101,12 +101,17 @@ def encode(codec: Codec, source: Buffer, to: Memory, sequence: int, stream: Stre
     early = _Checksum(payload.address, expected, stream) if checked and expected is not None else None
 
     def answer() -> int:
-        size = pending.size()
+        try:
+            size = pending.size()
+        except Exception:
+            if early:
+                early.discard()
+            raise
         raw = size is None or (size >= source.nbytes > 0 and not isinstance(codec, Nothing))
         if raw:
             size = Nothing().encode(source, payload, stream).size()
             if early:
-                early.value()  # which gives its memory back
+                early.discard()
         assert size is not None
         header = Header(codec.wire_id, source.dtype, sequence, source.nbytes, size, raw, checked)
         if checked:
@@ -190,13 +195,17 @@ class _Checksum:
     """The Adler-32 of bytes on a stream's device, queued when it is made."""
 
     def __init__(self, address: int, nbytes: int, stream: Stream) -> None:
-        tiles, device = -(-nbytes // CHECKSUM_TILE), stream.device
+        tiles, device, self._stream = -(-nbytes // CHECKSUM_TILE), stream.device, stream
         partial = device.alloc(8 * tiles)
         self._result = device.pinned(4)
         stream.launch("checksum_tiles", tiles, address, nbytes, partial.address)
         stream.launch("checksum_join", 1, partial.address, nbytes, self._result.address)
         stream.release(partial)
         self._event = stream.record()
+
+    def discard(self) -> None:
+        """Give the memory back without asking for the number."""
+        self._stream.release(self._result)
 
     def value(self) -> int:
         """Wait for the number; asked once."""

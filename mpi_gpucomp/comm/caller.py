@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import os
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -11,12 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp.codec import find
 from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
+from mpi_gpucomp.comm import specs
 from mpi_gpucomp.comm.forms import FORMS, Form, Place
 from mpi_gpucomp.comm.options import Choice
 from mpi_gpucomp.comm.packing import Packing, device_of
@@ -35,7 +41,7 @@ from mpi_gpucomp.schedule import xml
 from mpi_gpucomp.schedule.check import checked
 from mpi_gpucomp.schedule.ir import Algorithm
 from mpi_gpucomp.transport.aware import cuda_aware
-from mpi_gpucomp.transport.mpi import MpiTransport
+from mpi_gpucomp.transport.mpi import MpiTransport, dead_ranks, lost, means_death
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +56,12 @@ INLINE_BYTES = 1 << 16
 """Chunks below this size are coded by the thread that waits for them."""
 REVOKED_SECONDS = 1.0
 """How long a call of MPI's own may take to come back once it was revoked; an MPI with no ULFM does not even say so."""
+LEAVE_SECONDS = 10.0
+"""How long the end of the interpreter waits for collectives that nobody has waited for."""
+FINALIZE_SECONDS = 3.0
+"""How long the end of MPI may take when ranks are dead."""
+MOST_COMPLETED = 1 << 16
+"""Names that are kept for somebody to ask what was completed; nobody may ever do so."""
 SHORT = 1 << 18
 """Up to so many bytes, MPI's own is as fast as a schedule that does not compress."""
 
@@ -87,29 +99,64 @@ class Caller:
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
         self._tuner = Tuner(plain, self._run_plainly)
         self._registered: dict[str, Registered] = {}
-        self._completed: deque[str] = deque()
+        self._completed: deque[str] = deque(maxlen=MOST_COMPLETED)
         self._agreed: set[object] = set()
         """Kinds of calls of MPI's own that all ranks were found to make alike."""
         self.quick: set[tuple[int, str, int] | None] = set()
         """Those on numpy's arrays that can be told by length, type and root or operation, to lose no time on them."""
-        # A thread that calls MPI must be gone before MPI is, which mpi4py ends after Python's own exit handlers.
-        self._exit = weakref.finalize(self, self.crank.close)
+        weakref.finalize(self, self.crank.close).atexit = False
+        _open.add(self)
 
     def close(self, *, broken: bool = False) -> None:
         """End the thread and the streams; all ranks do, unless some are `broken`, and free what MPI holds."""
-        self._exit()
+        _open.discard(self)
+        self.crank.close()
         for coder in self._coders.values():
-            coder.close()
-        if not broken:
+            with suppress(Exception):  # what went wrong was raised where it was waited for
+                coder.close()
+        if not broken and self.engine.broken is None:
             self._transport.close()
+
+    def leave(self) -> None:
+        """End with the interpreter, and take the job along if others would wait for this rank for ever."""
+        error = getattr(sys, "last_value", None)
+        if error is None:
+            until = time.monotonic() + LEAVE_SECONDS
+            self.crank.wait_until(lambda: self.engine.under_way is None or time.monotonic() > until)
+        self.crank.close()
+        under_way = self.engine.under_way
+        if under_way:
+            why = f"with {type(error).__name__}" if error else "without waiting for it"
+            said = f"rank {self.rank} ends {why} in the middle of {under_way}, and the whole job with it"
+            print(said, file=sys.stderr, flush=True)
+            MPI.COMM_WORLD.Abort(1)
+        if error is not None:
+            self.engine.leave(error)
+
+    def check_dead(self, error: MPI.Exception) -> None:
+        """Raise our error instead of MPI's where a rank is dead, and let all ranks hear of it."""
+        if means_death(error, self._plain):
+            with self.crank.lock:
+                self.engine.give_up(lost(error, self.rank, self._plain))
+                assert self.engine.broken is not None
+                raise self.engine.broken from error
 
     # Calls
 
     def block(self, method: str, args: tuple[Any, ...], options: Options) -> bool:
         """Carry out a call; say whether the next one like it may go straight to MPI without asking here."""
+        try:
+            return self._block(method, args, options)
+        except MPI.Exception as error:
+            self.check_dead(error)
+            raise
+
+    def _block(self, method: str, args: tuple[Any, ...], options: Options) -> bool:
         form, choice = self._understood(method, args, options, blocking=True)
         if form is None or choice.algorithm is None:
             self._straight(method, form, args, choice)
+            if (told := self._told_by_mpi(method, options)) is not None:
+                told()
             return (
                 form is not None and self.crank.background and passes(form, args) and self._is_small(form, choice.codec)
             )
@@ -118,14 +165,35 @@ class Caller:
 
     def begin(self, method: str, args: tuple[Any, ...], options: Options) -> Request:
         """Start a call."""
-        return self.prepare(method, args, options)()
+        try:
+            return self.prepare(method, args, options)()
+        except MPI.Exception as error:
+            self.check_dead(error)
+            raise
 
     def prepare(self, method: str, args: tuple[Any, ...], options: Options) -> Callable[[], Request]:
         """Read a call once, and return what starts it, as often as one likes."""
         form, choice = self._understood(method, args, options, blocking=False)
         if form is None or choice.algorithm is None:
-            return lambda: self._start_straight(method, form, args, choice)
+            told = self._told_by_mpi(method, options)
+            return lambda: self._start_straight(method, form, args, choice, told)
         return lambda: Request(self._submit(form, choice, options, background=True), self.crank, form)
+
+    def shares(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, options: Options) -> Any:
+        """Return what each rank gets of a reduce-scatter; where nobody says it, all ranks tell each other as in mpi4py.
+
+        Those with a name cannot: their ranks may all be somewhere else.
+        """
+        if recvcounts is not None or sendbuf is MPI.IN_PLACE or options.get("name") is not None:
+            return recvcounts
+        counts = np.zeros(self.size, np.int64)
+        try:
+            blocks = specs.blocks(recvbuf, writable=True, topic="Reduce_scatter", rank=self.rank)
+            own = blocks.counts[0] if blocks else -1
+        except BufferError:
+            own = -1  # it is read again, and refused, once all are there
+        self.block("Allgather", (np.array([own]), counts), {})
+        return counts.tolist() if counts.min() >= 0 else None
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -226,7 +294,8 @@ class Caller:
         if codec is None or not can_do(form):
             return False
         if form.counts is None:
-            return codec.name == "none"
+            # Open MPI 5 gives wrong results in MPI_Ialltoallv in place where some counts are 0.
+            return codec.name == "none" and not (form.collective == "alltoall" and form.in_place)
         nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
         return nbytes <= (max(SHORT, self._settings.small) if codec.name == "none" else self._settings.small)
 
@@ -242,7 +311,9 @@ class Caller:
         return given
 
     def _check_fits(self, given: Algorithm, form: Form) -> None:
-        wanted = form.collective, self.size, form.in_place, form.root
+        # The root alone says that it works in place; to the others a schedule is the same either way.
+        elsewhere = form.root != self.rank and form.collective in ("reduce", "gather", "scatter")
+        wanted = form.collective, self.size, given.in_place if elsewhere else form.in_place, form.root
         got = given.collective, given.ranks, given.in_place, given.goal.root
         if wanted != got:
             kind = "{} on {} ranks, in place: {}, root {}"
@@ -265,7 +336,7 @@ class Caller:
     def _submit(self, form: Form, choice: Choice, options: Options, *, background: bool) -> Job:
         assert choice.codec is not None and choice.algorithm is not None
         device = device_of(form.sent, form.received)
-        packing = Packing(device)
+        packing = Packing(device, wire=choice.codec.name == "none")
         sent, received = packing.via(form.sent, writable=False), packing.via(form.received, writable=True)
         if form.lands_at_start and received is not None:
             received = packing.landing(received)
@@ -347,8 +418,11 @@ class Caller:
             detour.finish()
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Call MPI, and go on with what is under way meanwhile if no thread does."""
-        if self.crank.background or self.engine.idle:
+        """Call MPI, and go on with what is under way meanwhile if no thread does.
+
+        Then all ranks do the same, busy or not: MPI does not match a collective that blocks with one that does not.
+        """
+        if self.crank.background:
             self.engine.outside = method
             try:
                 return getattr(self._plain, method)(*args)
@@ -359,7 +433,25 @@ class Caller:
             self.crank.turn()
         return None
 
-    def _start_straight(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> Request:
+    def _told_by_mpi(self, method: str, options: Options) -> Callable[[], None] | None:
+        """Return what calls back for a call of MPI's own; if it raises, the other ranks hear so at their next call."""
+        callback = options.get("callback")
+        if callback is None:
+            return None
+
+        def told() -> None:
+            try:
+                callback()
+            except Exception as error:
+                with self.crank.lock:
+                    self.engine.alarm(Job(Meeting(method)), error)
+                raise
+
+        return told
+
+    def _start_straight(
+        self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice, told: Callable[[], None] | None
+    ) -> Request:
         meeting = self._meeting(method, form, choice)
         if meeting is not None:
             self.crank.submit(meeting)
@@ -369,7 +461,7 @@ class Caller:
         else:
             detour = Detour(method, form, args)
             request = getattr(self._plain, f"I{method.lower()}")(*detour.args)
-        return PlainRequest(request, meeting, self.crank, (args, form), detour)
+        return PlainRequest(request, meeting, self.crank, (args, form), detour, self.check_dead, told)
 
     def _meeting(self, method: str, form: Form | None, choice: Choice) -> Job | None:
         """Return the call in which the ranks compare what they are about to do, unless they have done so before."""
@@ -395,7 +487,7 @@ class Caller:
         step = self.engine.steps
         with suppress(MPI.Exception, NotImplementedError):
             self._plain.Revoke()
-            time.sleep(REVOKED_SECONDS)
+        time.sleep(REVOKED_SECONDS)
         if self.engine.outside is not None and self.engine.steps == step:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(1)
@@ -432,6 +524,31 @@ class Caller:
         """Return the names of what was completed since the last time, in that order."""
         self.crank.turn()
         return [self._completed.popleft() for _ in range(len(self._completed))]
+
+
+_open: weakref.WeakSet[Caller] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """End the threads that call MPI: they must be gone before it is, and mpi4py ends it after these handlers."""
+    for caller in list(_open):
+        if MPI.Is_finalized():
+            caller.crank.close()
+        else:
+            caller.leave()
+    if MPI.Is_initialized() and not MPI.Is_finalized() and dead_ranks(MPI.COMM_WORLD):
+        _finalize_without_the_dead()
+
+
+def _finalize_without_the_dead() -> None:
+    """End MPI, or the process where that takes too long: Open MPI's end may wait for ranks that are dead."""
+    status = int(getattr(sys, "last_value", None) is not None)
+    watch = threading.Timer(FINALIZE_SECONDS, os._exit, [status])
+    watch.daemon = True
+    watch.start()
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()  # unlike mpi4py's own this lets other threads run
+    watch.cancel()
 
 
 def _extent(form: Form | None) -> tuple[int, int]:

@@ -30,6 +30,11 @@ __all__ = ["Communicator"]
 _Array = np.ndarray
 
 
+def _is_plain(sendbuf: Any) -> bool:
+    """Say whether mpi4py can surely send from an argument as it is."""
+    return sendbuf is MPI.IN_PLACE or (type(sendbuf) is _Array and sendbuf.flags.carray)
+
+
 class Communicator:
     """The ranks of an MPI communicator, on duplicates of it; what it does not define itself is mpi4py's."""
 
@@ -75,9 +80,13 @@ class Communicator:
         return getattr(self._plain, name)
 
     def Free(self) -> None:
-        """End the background thread and free the duplicates: all ranks do, when nothing is under way."""
+        """End the background thread and free the duplicates: all ranks do, when nothing is under way.
+
+        One that cannot be used any more is left to the end of MPI: not all ranks would come.
+        """
         self._caller.close()
-        self._plain.Free()
+        if self._engine.broken is None:
+            self._plain.Free()
 
     def Dup(self) -> Communicator:
         """Make another one with the same ranks and settings."""
@@ -127,7 +136,7 @@ class Communicator:
 
     def Bcast(self, buf: Any, root: int = 0, **options: Unpack[Options]) -> None:
         """Send the root's buffer to all."""
-        if type(buf) is not _Array or options:
+        if type(buf) is not _Array or not buf.flags.carray or options:
             self._caller.block("Bcast", (buf, root), options)
         elif (kind := (buf.nbytes, buf.dtype.char, root)) not in self._quick:
             if self._caller.block("Bcast", (buf, root), options):
@@ -137,8 +146,13 @@ class Communicator:
             engine.trace = (engine.trace * 31 + kind[0] + root) & LOW_BITS
             engine.steps += 1
             engine.outside = "Bcast"
-            self._plain.Bcast(buf, root)
-            engine.outside = None
+            try:
+                self._plain.Bcast(buf, root)
+            except MPI.Exception as error:
+                self._caller.check_dead(error)
+                raise
+            finally:
+                engine.outside = None
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[Options]
@@ -148,7 +162,7 @@ class Communicator:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
         """Reduce all buffers into everybody's."""
-        if type(recvbuf) is not _Array or options:
+        if type(recvbuf) is not _Array or not recvbuf.flags.carray or not _is_plain(sendbuf) or options:
             self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)
         elif (kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle)) not in self._quick:
             if self._caller.block("Allreduce", (sendbuf, recvbuf, op), options):
@@ -158,8 +172,13 @@ class Communicator:
             engine.trace = (engine.trace * 31 + kind[0]) & LOW_BITS
             engine.steps += 1
             engine.outside = "Allreduce"
-            self._plain.Allreduce(sendbuf, recvbuf, op)
-            engine.outside = None
+            try:
+                self._plain.Allreduce(sendbuf, recvbuf, op)
+            except MPI.Exception as error:
+                self._caller.check_dead(error)
+                raise
+            finally:
+                engine.outside = None
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
         """Collect the buffers of all ranks everywhere."""
@@ -189,6 +208,7 @@ class Communicator:
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
     ) -> None:
         """Reduce all buffers, each rank getting so many elements of the result."""
+        recvcounts = self._caller.shares(sendbuf, recvbuf, recvcounts, options)
         self._caller.block("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
 
     def Reduce_scatter_block(
@@ -273,6 +293,7 @@ class Communicator:
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
     ) -> Request:
         """Start to reduce all buffers, each rank getting so many elements of the result."""
+        recvcounts = self._caller.shares(sendbuf, recvbuf, recvcounts, options)
         return self._caller.begin("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
 
     def Ireduce_scatter_block(

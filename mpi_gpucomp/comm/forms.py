@@ -105,6 +105,19 @@ def _matched(place: Place, sent: Blocks | None, received: Blocks | None, block: 
         )
 
 
+def _apart(place: Place, sent: Blocks, received: Blocks | None) -> None:
+    """Raise where a reduction would overwrite what it still reads."""
+    if received is None or received is sent or not received.buffer.count:
+        return
+    first = [one.buffer.address + one.starts[0] * one.buffer.dtype.itemsize for one in (sent, received)]
+    if first[0] == first[1]:
+        raise place.refuse(
+            "other memory to receive into than what is sent from",
+            "the same",
+            "Pass MPI.IN_PLACE as what is sent.",
+        )
+
+
 def _bcast(place: Place, buf: Any, root: int = 0) -> Form | None:
     blocks = place.blocks(buf, writable=place.rank != root)
     return Form("broadcast", blocks, blocks, "replace", root, True, tuple(blocks.counts)) if blocks else None
@@ -117,6 +130,7 @@ def _all_reduce(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> 
     if operation is None or received is None or sent is None:
         return None
     _matched(place, sent, received, 0)
+    _apart(place, sent, received)
     return Form("allreduce", sent, received, operation, 0, in_place, tuple(received.counts))
 
 
@@ -135,6 +149,7 @@ def _reduce(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: i
     if operation is None or sent is None or (received is None and place.rank == root):
         return None
     _matched(place, sent, received, 0)
+    _apart(place, sent, received)
     return Form("reduce", sent, received, operation, root, in_place, tuple(sent.counts))
 
 
@@ -256,6 +271,8 @@ def _reduced_and_scattered(
     if sent is None or received is None or operation is None:
         return None
     _matched(place, _own(sent, place.rank), received, 0)
+    if not in_place:
+        _apart(place, sent, received)
     # MPI wants the result at the start of the buffer, where other blocks of the input are: it goes there at the end.
     return Form("reduce_scatter", sent, received, operation, 0, False, tuple(sent.counts), lands_at_start=in_place)
 

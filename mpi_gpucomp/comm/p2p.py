@@ -208,15 +208,13 @@ class MessageRequest(Request):
         return self._message.done or self._engine.broken is not None
 
     def _end(self, status: MPI.Status | None) -> bool:
-        message = self._message
+        message, self._over = self._message, True
         if status is not None and message.done and isinstance(message, Incoming):
             message.fill(status)
         error = message.error if message.done else self._engine.broken
         if error is not None:
             raise error
         return True
-
-    wait, test = Wait, Test
 
 
 def _reaches(buf: Any) -> bool:

@@ -27,9 +27,9 @@ def device_of(*blocks: Blocks | None) -> Device:
 class Packing:
     """The detours of one call: which memory stands for which buffer."""
 
-    def __init__(self, device: Device) -> None:
-        """Work on this device; nothing takes a detour yet."""
-        self._device = device
+    def __init__(self, device: Device, *, wire: bool = False) -> None:
+        """Work on this device; nothing takes a detour yet. `wire` says that messages come and go without a codec."""
+        self._device, self._wire = device, wire
         self._detours: dict[int, tuple[Buffer, Memory, bool]] = {}
         self._landing: tuple[Buffer, Memory] | None = None
 
@@ -65,6 +65,8 @@ class Packing:
         for buffer, memory, _ in self._detours.values():
             order_after(buffer, stream) if buffer.device == self._device.name else None
             _across(buffer, memory, stream, "gather")
+        if self._wire:
+            stream.synchronize()  # messages are sent from this memory, and received there, beside the stream
 
     def empty(self, stream: Stream) -> None:
         """Queue the way out, and give the memory back behind it."""

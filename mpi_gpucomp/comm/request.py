@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from mpi_gpucomp.engine.progress import EAGER_TURNS, LONGEST_NAP, SHORTEST_NAP
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ __all__ = ["PersistentRequest", "PlainRequest", "Request"]
 
 class Request:
     """A collective that has been started."""
+
+    _over = False
 
     def __init__(self, job: Job, crank: Crank, keep: object = None) -> None:
         """Keep what it works on alive."""
@@ -36,8 +40,13 @@ class Request:
             self._crank.turn()
         return self._job.finished and self._finish()
 
+    @property
+    def active(self) -> bool:
+        """Say whether nobody has waited for it yet, or found it complete."""
+        return not self._over
+
     def _finish(self) -> bool:
-        self._keep = None
+        self._keep, self._over = None, True
         if self._job.error is not None:
             raise self._job.error
         return True
@@ -54,14 +63,48 @@ class Request:
 
     @staticmethod
     def Waitany(requests: Sequence[Any], status: Any = None) -> int:
-        """Wait for one of them, and return which."""
-        while requests:
-            for number, request in enumerate(requests):
-                if request.Test():
+        """Wait for one of those that are active, and return which; MPI.UNDEFINED if none is."""
+        active = [number for number, request in enumerate(requests) if _is_active(request)]
+        idle, nap = 0, SHORTEST_NAP
+        while active:
+            for number in active:
+                if requests[number].Test(status):
                     return number
+            if (idle := idle + 1) > EAGER_TURNS:
+                time.sleep(nap)
+                nap = min(LONGEST_NAP, 2 * nap)
         return MPI.UNDEFINED
 
-    wait, test, waitall, testall, waitany = Wait, Test, Waitall, Testall, Waitany
+    # With a small letter mpi4py returns the objects that have arrived: of a buffer there is none.
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """Wait until it is complete; raise what went wrong."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """Say whether it is complete; raise what went wrong."""
+        return self.Test(status), None
+
+    @staticmethod
+    def waitall(requests: Sequence[Any], statuses: Any = None) -> list[None]:
+        """Wait for all, as `Waitall` does."""
+        Request.Waitall(requests, statuses)
+        return [None] * len(requests)
+
+    @staticmethod
+    def testall(requests: Sequence[Any], statuses: Any = None) -> tuple[bool, list[None] | None]:
+        """Say whether all are complete."""
+        done = Request.Testall(requests, statuses)
+        return done, [None] * len(requests) if done else None
+
+    @staticmethod
+    def waitany(requests: Sequence[Any], status: Any = None) -> tuple[int, None]:
+        """Wait for one of those that are active, and return which."""
+        return Request.Waitany(requests, status), None
+
+
+def _is_active(request: Any) -> bool:
+    return request.active if isinstance(request, Request) else request != MPI.REQUEST_NULL
 
 
 def _first_error(calls: Iterable[Any]) -> bool:
@@ -80,17 +123,28 @@ class PlainRequest(Request):
     """MPI's own request, and the meeting in which the ranks compare what they have called, if they do."""
 
     def __init__(
-        self, request: MPI.Request, meeting: Job | None, crank: Crank, keep: object, detour: Detour | None
+        self,
+        request: MPI.Request,
+        meeting: Job | None,
+        crank: Crank,
+        keep: object,
+        detour: Detour | None,
+        check_dead: Callable[[MPI.Exception], None] | None = None,
+        callback: Callable[[], None] | None = None,
     ) -> None:
-        """Be complete when both are, and what took a detour is back."""
+        """Be complete when both are, and what took a detour is back; `check_dead` knows what MPI's errors mean."""
         self._request, self._meeting, self._crank, self._keep, self._detour = request, meeting, crank, keep, detour
+        self._check_dead, self._callback = check_dead, callback
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
         """Compare first: MPI may wait for ever if the ranks have called different things."""
         if self._meeting is not None:
             self._crank.wait(self._meeting)
             self._compare(self._meeting)
-        self._request.Wait(status)
+        if self._crank.background:
+            return self._ask(self._request.Wait, status) and self._land()
+        # No thread goes on with what other ranks may wait for before they come to this.
+        self._crank.wait_until(lambda: self._ask(self._request.Test, status))
         return self._land()
 
     def Test(self, status: MPI.Status | None = None) -> bool:
@@ -101,7 +155,15 @@ class PlainRequest(Request):
             if not self._meeting.finished:
                 return False
             self._compare(self._meeting)
-        return self._request.Test(status) and self._land()
+        return self._ask(self._request.Test, status) and self._land()
+
+    def _ask(self, question: Callable[[MPI.Status | None], bool], status: MPI.Status | None) -> bool:
+        try:
+            return question(status)
+        except MPI.Exception as error:
+            if self._check_dead is not None:
+                self._check_dead(error)
+            raise
 
     def _compare(self, meeting: Job) -> None:
         if meeting.error is not None:
@@ -109,12 +171,13 @@ class PlainRequest(Request):
         self._meeting = None
 
     def _land(self) -> bool:
-        detour, self._detour, self._keep = self._detour, None, None
+        detour, self._detour, self._keep, self._over = self._detour, None, None, True
+        callback, self._callback = self._callback, None
         if detour is not None:
             detour.finish()
+        if callback is not None:
+            callback()
         return True
-
-    wait, test = Wait, Test
 
 
 class PersistentRequest(Request):
@@ -136,6 +199,11 @@ class PersistentRequest(Request):
             )
         self._active = self._start()
 
+    @property
+    def active(self) -> bool:
+        """Say whether it was started, and nobody has waited for it yet or found it complete."""
+        return self._active is not None
+
     @staticmethod
     def Startall(requests: Sequence[Any]) -> None:
         """Start all, ours and mpi4py's."""
@@ -156,5 +224,3 @@ class PersistentRequest(Request):
     def Free(self) -> None:
         """Let go of the buffers."""
         self._start = None
-
-    wait, test = Wait, Test

@@ -154,9 +154,6 @@ class Engine:
         """Add a job to the line, and tell its neighbours."""
         if self.broken:
             raise self.broken
-        if self._alarm is not None:
-            alarm, self._alarm = self._alarm, None
-            raise alarm
         job.call = call = self._roll.begin(job.name)
         job.task.title = job.title
         self._moved_at = time.monotonic()
@@ -170,6 +167,10 @@ class Engine:
         for peer in job.needs:
             self._transport.post(peer, letter)
         self._waiting.append(job)
+        if self._alarm is not None:
+            alarm, self._alarm = self._alarm, None
+            self._fail(job, alarm)
+            return
         for peer, joined in self._roll.heard(call).items():
             self._compare(job, peer, joined)
         self._fill()
@@ -191,6 +192,12 @@ class Engine:
     def idle(self) -> bool:
         """Say whether there is nothing to do."""
         return not self._jobs and not self.errands
+
+    @property
+    def under_way(self) -> str | None:
+        """Name a collective that is not complete, if there is one."""
+        job = next(iter(self._jobs.values()), None)
+        return job.title if job else None
 
     def progress(self) -> bool:
         """Go on with the running jobs; say whether anything moved."""
@@ -239,12 +246,10 @@ class Engine:
                 moved |= moves
                 if job.task.done or not moves:
                     break
-        except RankFailedError:
+        except (RankFailedError, KeyboardInterrupt):
             raise
         except BaseException as error:
             self._fail(job, error)
-            if isinstance(error, KeyboardInterrupt):
-                raise
             return True
         if job.task.done:
             self._running.remove(job)
@@ -262,16 +267,16 @@ class Engine:
             self.to_tell.append(job)
 
     def alarm(self, job: Job, error: Exception) -> None:
-        """Let all ranks hear that a callback has raised: this one as it waits, others at their next call."""
-        job.error = job.error or error
-        self._post_all("alarm", job.title, f"{type(error).__name__}: {error}")
+        """Let all ranks hear that a callback has raised: this one as it waits, all in the next call that it joins.
 
-    def _hear_alarm(self, peer: int, title: str, text: str) -> None:
+        So every rank hears of it in the same call, and they stay in step.
+        """
+        job.error = job.error or error
         self._alarm = PeerError(
-            f"callback of {title}",
+            f"callback of {job.title}",
             expected="every rank's to succeed",
-            got=f"on rank {peer} {text}",
-            remedy="Mend the callback there; the collective itself is complete.",
+            got=f"{type(error).__name__}: {error}",
+            remedy="Mend the callback; the collective itself is complete.",
             rank=self._transport.rank,
         )
 
@@ -421,7 +426,10 @@ class Engine:
             self.give_up(self._left(self._transport.rank, why))
 
     def _hear_left(self, peer: int, why: str) -> None:
-        self.give_up(self._left(peer, why))
+        error = self._left(peer, why)
+        self.give_up(error)
+        if self.outside is not None:
+            self.stuck_outside(error)
 
     def _left(self, peer: int, why: str) -> PeerError:
         return PeerError(

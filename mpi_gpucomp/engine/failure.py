@@ -79,8 +79,9 @@ class Failure:
         self._tell(Past(job.said, job.task.sent, job.trace), error)
 
     def hear(self, peer: int, note: Note) -> None:
-        """Take a peer's note."""
-        self._notes[peer] = note
+        """Take a peer's note; one that has told its error may answer again, when it is through with the call."""
+        if note.kind or not (peer in self._notes and self._notes[peer].kind):
+            self._notes[peer] = note
 
     def move(self) -> bool:
         """Go on; say whether it is settled now, and was not before."""
@@ -151,7 +152,7 @@ class Failure:
         return PeerError(
             title,
             expected="every rank to carry it out",
-            got="; ".join(f"on rank {rank} {note.kind}: {note.text}" for rank, note in wrong.items()),
+            got="; ".join(f"on rank {rank} {note.kind}: {note.text.removesuffix('.')}" for rank, note in wrong.items()),
             remedy="Mend what went wrong there. The output here is not complete; the communicator can be used on.",
             rank=self._transport.rank,
         )

@@ -23,6 +23,7 @@ from mpi_gpucomp.schedule.ir import Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
+    from mpi_gpucomp.codec.frame import Header
     from mpi_gpucomp.device import DType, Event, Stream
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Layout
@@ -201,18 +202,18 @@ class Task:
         Say whether nothing is left. Only then is the memory given back: until then the wire or the stream may use it.
         """
         assert self._end is not None, "abandon first"
-        waiting = [transfer for state in self._lanes for transfer, _ in (*state.arriving, *state.leaving)]
-        waiting += self._discarding
-        if not all([transfer.done() for transfer in waiting]) or not self._end.done():
-            return False
         for state in self._lanes:
             self._taken[state.lane.receive or 0, state.lane.channel] += len(state.arriving)
+            self._discarding += [transfer for transfer, _ in state.arriving]
             state.arriving.clear()
+        self._discarding += self._discarded(owed)  # before anything leaves: the peers may wait for just that
+        self._discarding = [transfer for transfer in self._discarding if not transfer.done()]
+        leaving = [transfer for state in self._lanes for transfer, _ in state.leaving if not transfer.done()]
+        missing = any(owed[key] > self._taken[key] for key in owed)
+        if self._discarding or leaving or missing or not self._end.done():
+            return False
         with suppress(Exception):
             self._end.wait()  # or what went wrong here and nobody has asked for would meet the next one on this stream
-        self._discarding = list(self._discarded(owed))
-        if self._discarding or any(owed[key] > self._taken[key] for key in owed):
-            return False
         for state in self._lanes:
             state.leaving.clear()
             state.moves.close()
@@ -326,6 +327,7 @@ class Task:
         frame.nbytes = transfer.nbytes
         if not self._plain:
             frame.header = self._coder.open(frame.filled(), self._where(state, loop))
+            _check_sequence(frame.header, loop, self._where(state, loop))
         return frame
 
     def _send_version(self, state: _LaneState, version: Version, loop: int, source: Buffer) -> Moves:
@@ -468,6 +470,17 @@ def _check_channels(algorithm: Algorithm, rank: int) -> None:
             got=f"{channels}",
             remedy="Let lanes that go to different peers share a channel.",
             rank=rank,
+        )
+
+
+def _check_sequence(header: Header, loop: int, where: str) -> None:
+    """Raise if a frame comes in another's place; before it is sent on, so that nobody else has to find it."""
+    if header.sequence != loop:
+        raise FrameError(
+            where,
+            expected=f"a frame of loop {loop}",
+            got=f"one of loop {header.sequence}",
+            remedy="A message was lost, repeated or overtaken on its way.",
         )
 
 

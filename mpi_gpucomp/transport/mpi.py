@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
@@ -12,7 +13,7 @@ from mpi_gpucomp.transport.base import Transfer, Transport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MpiTransport", "lost"]
+__all__ = ["MpiTransport", "dead_ranks", "lost", "means_death"]
 
 _memory = MPI.memory.fromaddress
 
@@ -22,18 +23,45 @@ FAILURES = tuple(
     if getattr(MPI, name, MPI.ERR_UNKNOWN) != MPI.ERR_UNKNOWN
 )
 """What MPI says when a rank is dead, in an MPI that survives it (ULFM)."""
+NAMING_SECONDS = 1.0
+"""How long to ask MPI who is dead: those who only hear that others have given up may hear of the reason later."""
 
 
-def lost(error: MPI.Exception, rank: int) -> RankFailedError:
-    """Make our error of MPI's."""
-    died = error.Get_error_class() in FAILURES
+def means_death(error: MPI.Exception, comm: MPI.Intracomm) -> bool:
+    """Say whether MPI's error is one of a rank that is dead; some that meet it are only told of "another error"."""
+    return error.Get_error_class() in FAILURES or bool(dead_ranks(comm))
+
+
+def lost(error: MPI.Exception, rank: int, comm: MPI.Intracomm = MPI.COMM_SELF) -> RankFailedError:
+    """Make our error of MPI's; it names those who are dead of `comm`."""
+    died, said = means_death(error, comm), f"MPI's error: {error.Get_error_string()}"
+    dead = _named(comm) if died and comm.size > 1 else []
+    who = f"rank{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} dead ({said})"
     return RankFailedError(
         "communicator",
         expected="all ranks to be there",
-        got=f"MPI's error: {error.Get_error_string()}",
+        got=who if dead else said,
         remedy="Go on with the others: new = comm.Shrink()." if died else "See what MPI says on the other ranks.",
         rank=rank,
     )
+
+
+def _named(comm: MPI.Intracomm) -> list[int]:
+    """Return who is dead, as soon as MPI knows."""
+    deadline = time.monotonic() + NAMING_SECONDS
+    while not (dead := dead_ranks(comm)) and time.monotonic() < deadline:
+        MPI.COMM_SELF.Iprobe()  # lets MPI go on
+        time.sleep(1e-3)
+    return dead
+
+
+def dead_ranks(comm: MPI.Intracomm) -> list[int]:
+    """Return the ranks that MPI knows to be dead, in an MPI that can tell."""
+    try:
+        failed = comm.Get_failed()
+        return sorted(failed.Translate_ranks(range(failed.size), comm.Get_group()))
+    except (MPI.Exception, NotImplementedError):
+        return []
 
 
 class _Sent(Transfer):
@@ -90,7 +118,7 @@ class MpiTransport(Transport):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         """Duplicate the communicator, for messages and for letters: all its ranks do."""
-        self._comm, self._post = comm.Dup(), comm.Dup()
+        self._caller, self._comm, self._post = comm, comm.Dup(), comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         largest = self._comm.Get_attr(MPI.TAG_UB)
         self.largest_tag = largest if isinstance(largest, int) else 32767
@@ -151,8 +179,11 @@ class MpiTransport(Transport):
             self._fail(error)
 
     def revoke(self) -> None:
-        """Revoke the duplicates; an MPI that does not know how leaves it to its launcher to end the job."""
-        for comm in (self._comm, self._post):
+        """Revoke the duplicates, and the caller's own: its ranks may be waiting in calls straight to MPI.
+
+        An MPI that does not know how leaves it to its launcher to end the job.
+        """
+        for comm in (self._caller, self._comm, self._post):
             try:
                 comm.Revoke()
             except (MPI.Exception, NotImplementedError):
@@ -165,4 +196,4 @@ class MpiTransport(Transport):
         self._post.Free()
 
     def _fail(self, error: MPI.Exception) -> NoReturn:
-        raise lost(error, self.rank) from error
+        raise lost(error, self.rank, self._comm) from error

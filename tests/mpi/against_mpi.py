@@ -1,109 +1,96 @@
-"""Run under mpirun: every collective of a Communicator against MPI's own result, bit for bit; any order; bounds."""
+"""Run under mpirun: every collective of a Communicator against MPI's own result, bit for bit.
+
+against_mpi.py [STEP]    every case, or the first of every STEP ones; rank 0 prints what all have found
+"""
 
 from __future__ import annotations
 
-import random
+import faulthandler
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain, product
+from typing import Any
 
-import numpy as np
+from arithmetic import arithmetic
+from by_algorithm import SCHEDULED, every_algorithm, every_file, too_few_ranks
+from calls import METHODS, OPERATIONS, REDUCING, ROOTED, SIZE, WORLD, Case
+from comparing import Comparison, Ledger
+from left_to_mpi import left_to_mpi
+from lives import lives, nothing_is_left
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
+from mpi_gpucomp.collectives import algorithms
 
-WORLD = MPI.COMM_WORLD
-RANK, SIZE = WORLD.rank, WORLD.size
-
-
-def same(collective: str, ours: np.ndarray, theirs: np.ndarray) -> None:
-    assert ours.tobytes() == theirs.tobytes(), f"rank {RANK}: {collective}: {ours[:5]} instead of {theirs[:5]}"
-
-
-def against_mpi(comm: Communicator, count: int, dtype: str) -> None:
-    """Compare all collectives on whole numbers, whose sums are exact in any order."""
-    one, all_of_it = (np.arange(count) % 13 + RANK).astype(dtype), (np.arange(SIZE * count) + RANK).astype(dtype)
-    root = SIZE - 1
-    for name, sent, length in (
-        ("Allreduce", one, count),
-        ("Allgather", one, SIZE * count),
-        ("Alltoall", all_of_it, SIZE * count),
-        ("Reduce_scatter_block", all_of_it, count),
-    ):
-        ours, theirs = np.zeros(length, dtype), np.zeros(length, dtype)
-        getattr(comm, name)(sent, ours)
-        getattr(WORLD, name)(sent, theirs)
-        same(name, ours, theirs)
-    for name, sent, length in (("Reduce", one, count), ("Gather", one, SIZE * count)):
-        ours, theirs = np.zeros(length, dtype), np.zeros(length, dtype)
-        getattr(comm, name)(sent, ours if root == RANK else None, root=root)
-        getattr(WORLD, name)(sent, theirs if root == RANK else None, root=root)
-        same(name, ours, theirs)
-    ours, theirs = np.zeros(count, dtype), np.zeros(count, dtype)
-    comm.Scatter(all_of_it if root == RANK else None, ours, root=root)
-    WORLD.Scatter(all_of_it if root == RANK else None, theirs, root=root)
-    same("Scatter", ours, theirs)
-    ours, theirs = one.copy(), one.copy()
-    comm.Bcast(ours, root)
-    WORLD.Bcast(theirs, root)
-    same("Bcast", ours, theirs)
+PATIENCE = 170
+"""Seconds after which a rank that hangs shows where, and ends."""
+COUNTS = (0, 1, 3, 3000, 30_000)
+DTYPES = ("float32", "float64", "int32")
+INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int64", "uint64")
+COMPLEX = ("complex64", "complex128")
 
 
-def in_place(comm: Communicator) -> None:
-    ours = np.arange(5000, dtype=np.float32) * (RANK + 1)
-    theirs = ours.copy()
-    comm.Allreduce(MPI.IN_PLACE, ours, MPI.MAX)
-    WORLD.Allreduce(MPI.IN_PLACE, theirs, MPI.MAX)
-    same("Allreduce in place", ours, theirs)
-    ours = np.arange(SIZE * 3000, dtype=np.float64) + RANK
-    theirs = ours.copy()
-    comm.Allgather(MPI.IN_PLACE, ours)
-    WORLD.Allgather(MPI.IN_PLACE, theirs)
-    same("Allgather in place", ours, theirs)
-
-    root = SIZE - 1
-    for name, length, share in (("Reduce", 4000, 4000), ("Gather", SIZE * 700, 700)):
-        ours = (np.arange(length) + RANK).astype(np.float32)
-        theirs = ours.copy()
-        for comm_here, buffer in ((comm, ours), (WORLD, theirs)):
-            mine = buffer if share == length else buffer[RANK * share : (RANK + 1) * share]
-            sent = MPI.IN_PLACE if root == RANK else mine
-            getattr(comm_here, name)(sent, buffer if root == RANK else None, root=root)
-        same(f"{name} in place", ours, theirs)
+def cases() -> Iterator[Case]:
+    for count, method, dtype in product(COUNTS, METHODS, DTYPES):
+        yield from of_one_type(method, count, dtype)
+    for method, dtype in product(METHODS, (*INTEGERS, *COMPLEX, "bool")):
+        if dtype != "bool" or method not in REDUCING:
+            ops = ("sum", "prod") if dtype in COMPLEX else tuple(OPERATIONS)
+            yield from of_one_type(method, 700, dtype, ops)
 
 
-def in_any_order(comm: Communicator) -> None:
-    values = [np.full(3000 + number, float(number + RANK), np.float32) for number in range(60)]
-    order = list(range(len(values)))
-    random.Random(RANK).shuffle(order)
-    requests = [comm.Iallreduce(MPI.IN_PLACE, values[number], name=f"grad.{number}") for number in order]
-    for request in requests:
-        request.Wait()
-    for number, array in enumerate(values):
-        assert (array == sum(number + rank for rank in range(SIZE))).all(), f"rank {RANK}: grad.{number}"
+def of_one_type(method: str, count: int, dtype: str, ops: tuple[str, ...] = tuple(OPERATIONS)) -> Iterator[Case]:
+    roots = sorted({0, SIZE - 1}) if method in ROOTED else [0]
+    for root, in_place in product(roots, (False, True) if method != "Bcast" else (False,)):
+        for op in ops if method in REDUCING else ("sum",):
+            yield Case(method, count, dtype, root, op, in_place)
 
 
-def lossy(comm: Communicator) -> None:
-    bound = 1e-3
-    values = np.random.default_rng(RANK).normal(size=50_000).astype(np.float32)
-    ours, exact = np.empty_like(values), np.empty_like(values)
-    comm.Allreduce(values, ours, codec=f"bound:abs={bound}")
-    WORLD.Allreduce(values, exact)
-    assert np.abs(ours - exact).max() <= 1.001 * SIZE * bound
-    assert len({*WORLD.allgather(ours.tobytes())}) == 1, "ranks differ"
-    copy = values.copy()
-    comm.Bcast(copy, codec=f"bound:abs={bound}")
-    root = WORLD.bcast(values)
-    assert np.abs(copy - root).max() <= bound
+def options(case: Case) -> list[dict[str, Any]]:
+    """Return ways to run a case: the communicator's own, and with codec, role, name, algorithm and chunk."""
+    if case.method not in SCHEDULED:
+        return [{}, {"chunk": 5000}]
+    algorithm = algorithms(SCHEDULED[case.method])[0].name
+    codecs = ("none", "split", "mpc") if case.dtype in ("float32", "float64") else ("none", "lz4")
+    chosen = [{"codec": codec, "chunk": 5000} for codec in codecs]
+    chosen += [{"codec": codec, "name": f"{case.method}.{codec}"} for codec in codecs]
+    chosen += [{"codec": codec, "algorithm": algorithm} for codec in codecs]
+    return [*chosen, {}, {}, {"role": "fields"}, {"role": "fields", "algorithm": algorithm, "chunk": 5000}]
 
 
-def main() -> None:
-    with Communicator(WORLD, codec="split", chunk=20_000, small=0) as comm:
-        for dtype in ("float32", "float64"):
-            for count in (0, 1, 3, 1000, 30_000):
-                against_mpi(comm, count, dtype)
-        in_place(comm)
-        in_any_order(comm)
-        lossy(comm)
-    print(f"rank {RANK} of {SIZE}: all as MPI has it")
+def communicators(stack: ExitStack) -> dict[str, Communicator]:
+    """Make one for which every message is large, one that leaves most to MPI, and one that decides by itself."""
+    made = {
+        "split": Communicator(WORLD, "split", small=0, chunk=20_000, roles={"fields": "mpc"}),
+        "none": Communicator(WORLD, "none", roles={"fields": "split"}),
+        "auto": Communicator(WORLD, chunk=20_000, small=1000, roles={"fields": "bound:abs=1e-9"}),
+    }
+    return {name: stack.enter_context(comm) for name, comm in made.items()}
+
+
+def main(step: int) -> None:
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    ledger = Ledger()
+    with ExitStack() as stack:
+        comms = communicators(stack)
+        comparison = Comparison(ledger, comms, seed=1)
+        for case in list(cases())[::step]:
+            comparison.run(case, options(case))
+        comparison.land()
+        every_algorithm(ledger, comms)
+        every_file(ledger, comms)
+        too_few_ranks(ledger, comms["split"])
+        arithmetic(ledger, comms)
+        left_to_mpi(ledger, comms)
+        lives(ledger, comms)
+    nothing_is_left(ledger, cycles=1500 if SIZE == 1 else 15)
+    wrong = WORLD.gather(ledger.wrong)
+    if wrong is not None:
+        found = {"mpi": MPI.Get_library_version(), "compared": ledger.compared, "wrong": [*chain.from_iterable(wrong)]}
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if sys.argv[1:] else 1)

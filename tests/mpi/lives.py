@@ -1,0 +1,243 @@
+"""Requests, names, callbacks, and communicators that come and go and leave nothing behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+from by_algorithm import error_of
+from calls import RANK, RANKS, SIZE, WORLD
+from comparing import Ledger
+from mpi4py import MPI
+
+from mpi_gpucomp import Communicator
+from mpi_gpucomp.comm.request import Request
+from mpi_gpucomp.device import get_device
+
+LARGE = 30_000
+SUM = float(sum(RANKS))
+
+
+def ranks(count: int = LARGE) -> np.ndarray:
+    return np.full(count, RANK, np.float32)
+
+
+# Requests
+
+
+def mixed(comm: Communicator) -> tuple[list[np.ndarray], list[Request]]:
+    """Start sums that the engine makes, that MPI makes, and one of mpi4py's own."""
+    sums = [ranks(count) for count in (LARGE, 3, LARGE, 10, LARGE)]
+    requests = [comm.Iallreduce(MPI.IN_PLACE, one, codec="split" if one.size == LARGE else None) for one in sums]
+    sums.append(ranks(5))
+    return sums, [*requests, WORLD.Iallreduce(MPI.IN_PLACE, sums[-1])]
+
+
+def summed(sums: list[np.ndarray]) -> bool:
+    return all((one == SUM).all() for one in sums)
+
+
+def requests(ledger: Ledger, comm: Communicator) -> None:
+    sums, started = mixed(comm)
+    ledger.check(Request.Waitall(started) is True and summed(sums), "Waitall")
+    ledger.check(Request.Waitall(started) is True, "Waitall once more")
+    sums, started = mixed(comm)
+    while not Request.Testall(started):
+        time.sleep(0)
+    ledger.check(summed(sums), "Testall")
+    sums, started = mixed(comm)
+    order = [Request.Waitany(started) for _ in started]
+    ledger.same("Waitany", sorted(order), list(range(len(started))))
+    ledger.same("Waitany when nothing is active", Request.Waitany(started), MPI.UNDEFINED)
+    ledger.check(summed(sums), "what Waitany has waited for")
+    lower_case(ledger, comm)
+
+
+def lower_case(ledger: Ledger, comm: Communicator) -> None:
+    """Return what mpi4py's lower-case methods return, where there is no object to receive."""
+    for count in (3, LARGE):
+        ledger.same("wait", comm.Iallreduce(MPI.IN_PLACE, ranks(count), codec="split").wait(), None)
+        request = comm.Iallreduce(MPI.IN_PLACE, ranks(count), codec="split")
+        while (answer := request.test()) != (True, None):
+            ledger.same("test", answer, (False, None))
+    ledger.same("waitall", Request.waitall(mixed(comm)[1][:2]), [None, None])
+    pair = [comm.Iallreduce(MPI.IN_PLACE, ranks(3)) for _ in range(2)]
+    ledger.same("waitany", {Request.waitany(pair), Request.waitany(pair)}, {(0, None), (1, None)})
+    ledger.same("testall", Request.testall(pair), (True, [None, None]))
+
+
+def many_in_flight(ledger: Ledger, comm: Communicator) -> None:
+    sums = [ranks(1000 + number) for number in range(60)]
+    order = np.random.default_rng(RANK).permutation(60)
+    started = [comm.Iallreduce(MPI.IN_PLACE, sums[number], name=f"many.{number}") for number in order]
+    Request.Waitall(started)
+    ledger.check(summed(sums), "60 in flight, in another order on every rank")
+    sums = [ranks(1000 + number) for number in range(60)]
+    Request.Waitall([comm.Iallreduce(MPI.IN_PLACE, one, algorithm="ring") for one in sums])
+    ledger.check(summed(sums), "60 in flight without names")
+
+
+# Ways to pass one's buffers
+
+
+def one_buffer_for_both(ledger: Ledger, comm: Communicator) -> None:
+    """Refuse on every rank to reduce from and to the same memory, which MPI does not allow."""
+    for count in (7, LARGE):
+        for method in ("Allreduce", "Scan", "Reduce_scatter_block"):
+            buffer = np.arange(count * SIZE, dtype=np.float32)
+            part = buffer[:count] if method == "Reduce_scatter_block" else buffer
+            heard = error_of(lambda method=method, one=buffer, other=part: getattr(comm, method)(one, other))
+            wanted = (
+                f"BufferError: rank {RANK}: {method}: expected other memory to receive into than what is sent from, "
+                "got the same. Pass MPI.IN_PLACE as what is sent."
+            )
+            ledger.same(f"{method} of {count} from and to one buffer", heard, wanted)
+
+
+def shares_left_out(ledger: Ledger, comm: Communicator) -> None:
+    """Let ranks receive different lengths without saying them all, as mpi4py does."""
+    for count in (7, LARGE):
+        for method in ("Reduce_scatter", "Ireduce_scatter"):
+            values = np.arange(sum(count + rank for rank in RANKS), dtype=np.float32) % 11 + RANK
+            got = [np.zeros(count + RANK, np.float32) for _ in range(2)]
+            for where, room in zip((comm, WORLD), got, strict=True):
+                request = getattr(where, method)(values, room)
+                request and request.Wait()
+            ledger.check(got[0].tobytes() == got[1].tobytes(), f"{method} without counts", got[0][:5])
+
+
+def after_one_without_gaps(ledger: Ledger, comm: Communicator) -> None:
+    """Take arrays with gaps where others of the same length and type were taken before."""
+    for _ in range(3):
+        plain, spread = ranks(6), np.zeros(12, np.float32)
+        comm.Bcast(plain, SIZE - 1)
+        comm.Allreduce(MPI.IN_PLACE, plain)
+        spread[::2] = RANK
+        comm.Bcast(spread[::2], SIZE - 1)
+        ledger.same("Bcast into gaps", spread.tolist(), [SIZE - 1, 0] * 6)
+        spread[::2] = RANK
+        total = ranks(6)
+        comm.Allreduce(spread[::2], total)
+        comm.Allreduce(total, spread[::2], MPI.MAX)
+        ledger.same("Allreduce from and into gaps", (total.tolist(), spread.tolist()), ([SUM] * 6, [SUM, 0] * 6))
+
+
+# Names and callbacks
+
+
+def names(ledger: Ledger, comm: Communicator) -> None:
+    comm.register("total", "allreduce", codec="split")
+    comm.register("all", "Allgather")
+    comm.completed()  # what others have left
+    total, everybody = ranks(), np.zeros(SIZE * LARGE, np.float32)
+    calls = [("total", (MPI.IN_PLACE, total)), ("all", (ranks(), everybody))]
+    started = [comm.run(name, *arguments) for name, arguments in (calls[::-1] if RANK % 2 else calls)]
+    Request.Waitall(started)
+    ledger.check(summed([total]) and (everybody == np.repeat(RANKS, LARGE)).all(), "registered", total[:5])
+    ledger.same("completed", sorted(comm.completed()), ["all", "total"])
+    ledger.same("completed once more", comm.completed(), [])
+    heard = error_of(lambda: comm.register("total", "bcast"))
+    ledger.check("got a name that stands for a collective already" in heard, "a name twice", heard)
+    heard = error_of(lambda: comm.run("tot", total))
+    wanted = "SpecError: rank {}: run 'tot': expected a registered name: all, total, got 'tot'. {}"
+    ledger.same("a name that nobody knows", heard, wanted.format(RANK, "Call register(name, collective) first."))
+
+
+def callbacks(ledger: Ledger, comm: Communicator) -> None:
+    """Call back whichever way a call goes."""
+    told: list[int] = []
+    for count in (3, LARGE):
+        comm.Iallreduce(MPI.IN_PLACE, ranks(count), callback=lambda: told.append(1)).Wait()
+        comm.Allreduce(MPI.IN_PLACE, ranks(count), callback=lambda: told.append(2))
+        comm.Iallreduce(MPI.IN_PLACE, np.ones(count, int), MPI.BOR, callback=lambda: told.append(3)).Wait()
+    ledger.same("callbacks", told, [1, 2, 3] * 2)
+
+
+def callback_that_starts_another(ledger: Ledger, comm: Communicator) -> None:
+    second, requests = ranks(), []
+
+    def start() -> None:
+        requests.append(comm.Iallreduce(MPI.IN_PLACE, second, name="second"))
+
+    comm.Iallreduce(MPI.IN_PLACE, ranks(), name="first", callback=start).Wait()
+    Request.Waitall(requests)
+    ledger.check(summed([second]) and len(requests) == 1, "a callback that starts another", second[:5])
+
+
+def callback_that_raises(ledger: Ledger) -> None:
+    """Raise where it is waited for, and let the others hear of it; what follows is right again on all ranks."""
+    if SIZE == 1:
+        return
+    comm = Communicator(WORLD, "split", small=0)
+
+    def fail() -> None:
+        raise ValueError("not today")
+
+    heard = error_of_any(lambda: comm.Iallreduce(MPI.IN_PLACE, ranks(), callback=fail if RANK == 0 else None).Wait())
+    ledger.same("a callback that raises", heard, "ValueError: not today" if RANK == 0 else "no error")
+    WORLD.Barrier()
+    time.sleep(0.2)  # for the others to hear of it before they call again
+    heard = error_of_any(lambda: comm.Allreduce(MPI.IN_PLACE, ranks()))
+    ledger.check(heard.startswith("PeerError") and "not today" in heard, "the call behind it", heard)
+    for number in range(3):
+        values = ranks() + number
+        comm.Allreduce(MPI.IN_PLACE, values)
+        ledger.check(bool((values == SUM + SIZE * number).all()), "calls after that", values[:5])
+    comm.Free()
+
+
+def error_of_any(call: object) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+# Communicators
+
+
+def parts(ledger: Ledger, comm: Communicator) -> None:
+    """Split, duplicate, and use what comes of it."""
+    with comm.Dup() as twin:
+        total = ranks()
+        twin.Allreduce(MPI.IN_PLACE, total, codec="split")
+        ledger.check(summed([total]), "Dup", total[:5])
+    part = comm.Split(RANK % 2, -RANK)
+    mine = [rank for rank in reversed(RANKS) if rank % 2 == RANK % 2]
+    assert part is not None
+    with part:
+        total = np.zeros(part.size * LARGE, np.float32)
+        part.Allgather(ranks(), total, codec="split")
+        ledger.same("Split", (part.size, total[::LARGE].tolist()), (len(mine), mine))
+    lonely = comm.Split(0 if RANK == 0 else MPI.UNDEFINED)
+    ledger.same("Split with no color", lonely is None, RANK != 0)
+    lonely and lonely.Free()
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    assert here is not None
+    with here:
+        ledger.same("Split_type", here.size, WORLD.Split_type(MPI.COMM_TYPE_SHARED).size)
+
+
+def nothing_is_left(ledger: Ledger, cycles: int) -> None:
+    """Make and free communicators, more than an MPI has room for at a time."""
+    threads, held = threading.active_count(), get_device("host").pool.statistics.in_use
+    for cycle in range(cycles):
+        with Communicator(WORLD, "split", small=0, chunk=5000) as comm:
+            total = ranks(2000)
+            comm.Allreduce(MPI.IN_PLACE, total[::2])
+            if cycle % 10 == 0:
+                comm.Iallreduce(MPI.IN_PLACE, total, codec="none", algorithm="ring").Wait()
+                comm.Bcast(total, codec="mpc")
+    ledger.same("threads that are left", threading.active_count(), threads)
+    ledger.same("bytes that are held", get_device("host").pool.statistics.in_use, held)
+
+
+def lives(ledger: Ledger, comms: dict[str, Communicator]) -> None:
+    for comm in comms.values():
+        for test in (requests, many_in_flight, one_buffer_for_both, shares_left_out, after_one_without_gaps):
+            test(ledger, comm)
+        for test in (names, callbacks, callback_that_starts_another, parts):
+            test(ledger, comm)
+    callback_that_raises(ledger)

@@ -1,0 +1,174 @@
+"""Ranks that die, stand still, are interrupted or end with an error: the others hear of it, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from launch import MPIRUN, ROOT, needs_mpirun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = needs_mpirun
+
+SECONDS = 90
+"""After which a job counts as hung."""
+OPEN_MPI = MPIRUN is not None and b"Open MPI" in subprocess.check_output([MPIRUN, "--version"])
+needs_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="only Open MPI has an option for ranks that die: --with-ft ulfm")
+
+
+class Started:
+    """A program on several ranks, whose processes are known by what they have left in a directory."""
+
+    def __init__(self, directory: Path, ranks: int, case: str, victim: int, *options: str) -> None:
+        self._directory, self._ranks = directory, ranks
+        options = ("--allow-run-as-root", "--oversubscribe", *options) if OPEN_MPI else options
+        program = [sys.executable, "tests/mpi/dying.py", case, str(victim), str(directory)]
+        self.process = subprocess.Popen(
+            [str(MPIRUN), *options, "-n", str(ranks), *program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
+
+    def ids(self) -> dict[int, int]:
+        """Return the process id of every rank that has begun."""
+        return {int(file.stem): int(file.read_text()) for file in self._directory.glob("*.pid")}
+
+    def wait_until_begun(self) -> dict[int, int]:
+        deadline = time.monotonic() + SECONDS
+        while len(self.ids()) < self._ranks:
+            assert time.monotonic() < deadline and self.process.poll() is None, "the ranks do not begin"
+            time.sleep(0.05)
+        time.sleep(0.5)
+        return self.ids()
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the end; return the status and what was said, and see that no rank is left."""
+        output, errors = self.process.communicate(timeout=SECONDS)
+        deadline = time.monotonic() + 5
+        while left := [rank for rank, number in self.ids().items() if runs(number)]:
+            assert time.monotonic() < deadline, f"ranks {left} are still there"
+            time.sleep(0.05)
+        return self.process.returncode, output, errors
+
+    def clear(self) -> None:
+        """End what is left of a test that has failed."""
+        for number in (*self.ids().values(), self.process.pid):
+            if runs(number):
+                os.kill(number, signal.SIGKILL)
+        self.process.communicate()
+
+
+def runs(number: int) -> bool:
+    """Say whether there is such a process that is not just waiting to be counted."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    """Start programs, and leave nothing of them behind."""
+    programs: list[Started] = []
+
+    def start(*args: object) -> Started:
+        programs.append(Started(tmp_path, *args))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.clear()
+
+
+@needs_ulfm
+@pytest.mark.parametrize("victim", range(4))
+def test_survivors_hear_who_is_dead_and_go_on_without(start, victim):
+    status, output, errors = start(4, "survive", victim, "--with-ft", "ulfm").end()
+    assert status == 0, output + errors
+    ranks = [0, 1, 2, 3]
+    for turn in range(2):
+        told = dict(re.findall(rf"^{turn} (\d+ \w+(?: \d+)?): (.*)$", output, re.MULTILINE))
+        place = victim % len(ranks)
+        dead, survivors = ranks[place], ranks[:place] + ranks[place + 1 :]
+        text = "communicator: expected all ranks to be there, got rank"
+        for old, rank in enumerate(ranks):
+            if rank != dead:
+                said = told[f"{rank} was {old}"]
+                # One whose part was complete hears of it in the next call.
+                assert said == "no error" or re.fullmatch(
+                    rf"RankFailedError: rank {old}: {text} {place} dead \(MPI's error: .+\)\. "
+                    r"Go on with the others: new = comm\.Shrink\(\)\.",
+                    said,
+                ), output
+                assert told[f"{rank} again"] == "RankFailedError"
+                assert told[f"{rank} is {survivors.index(rank)}"] == f"right on {len(survivors)} ranks"
+        assert any("RankFailedError" in told[f"{rank} was {ranks.index(rank)}"] for rank in survivors)
+        ranks = survivors
+
+
+def test_a_death_ends_the_job_where_mpi_does_not_survive_it(start):
+    status, output, errors = start(3, "killed", 1).end()
+    assert status != 0
+    if OPEN_MPI:
+        assert re.search(r"process rank 1 .* exited on\s+signal 9 \(Killed\)", output + errors, re.DOTALL)
+
+
+def test_a_rank_that_stands_still_is_named_within_the_timeout(start):
+    status, output, errors = start(4, "stopped", 2).end()
+    assert status != 0
+    for rank in (0, 1, 3):
+        said = re.search(rf"^{rank}: (.*)$", output, re.MULTILINE)
+        assert said, output + errors
+        assert re.fullmatch(
+            rf"RankFailedError: rank {rank}: allreduce \(call \d+\): expected every rank to answer after it failed, "
+            r"and what they sent to arrive, got no answer from rank 2\. "
+            r"Make a new communicator without them; this one cannot be used any more\.",
+            said[1],
+        ), output
+
+
+def test_interrupting_the_launcher_ends_all_ranks(start):
+    job = start(3, "busy", 0)
+    job.wait_until_begun()
+    job.process.send_signal(signal.SIGINT)
+    assert job.end()[0] != 0
+
+
+def test_interrupting_one_rank_ends_the_job_and_says_why(start):
+    job = start(3, "waiting", 0)
+    os.kill(job.wait_until_begun()[1], signal.SIGINT)
+    status, output, errors = job.end()
+    assert status != 0
+    assert "KeyboardInterrupt" in errors
+    why = "rank 1 ends with KeyboardInterrupt in the middle of allreduce 'weights', and the whole job with it"
+    assert why in errors, output + errors
+
+
+def test_an_error_that_ends_one_rank_is_heard_by_those_who_would_wait_for_it(start):
+    status, output, errors = start(3, "raising", 1).end()
+    assert status != 0
+    assert "ValueError: a mistake here" in errors
+    for rank in (0, 2):
+        assert (
+            f"{rank}: PeerError: rank {rank}: communicator: expected every rank to go on, got on rank 1 ValueError: "
+            "a mistake here. Make a new communicator; this one cannot be used any more.\n"
+        ) in output
+
+
+def test_what_nobody_has_waited_for_is_completed_at_the_end(start):
+    status, output, errors = start(3, "forgetting", 1).end()
+    assert status == 0, errors
+    assert sorted(output.split()) == ["0:", "2:", "right", "right"]
