@@ -31,7 +31,8 @@ from mpi_gpucomp.comm.request import PlainRequest, Request
 from mpi_gpucomp.comm.tuning import Decision, Tuner
 from mpi_gpucomp.device import order_after
 from mpi_gpucomp.engine.coder import Coder
-from mpi_gpucomp.engine.engine import Engine, Job
+from mpi_gpucomp.engine.engine import Engine
+from mpi_gpucomp.engine.job import Job
 from mpi_gpucomp.engine.layout import Layout
 from mpi_gpucomp.engine.meeting import Meeting
 from mpi_gpucomp.engine.progress import Crank
@@ -92,9 +93,9 @@ class Caller:
         self._plain, self._settings = plain, settings
         self.rank, self.size = plain.rank, plain.size
         self._codecs = {role: find(codec) for role, codec in {**settings.roles, "": settings.codec}.items()}
-        self._transport = MpiTransport(plain)
-        self.engine = Engine(self._transport, settings.slots, settings.timeout)
-        self.engine.stuck_outside = self._end_it
+        self.transport = MpiTransport(plain)
+        self.engine = Engine(self.transport, settings.slots, settings.timeout)
+        self.engine.watch.stuck_outside = self._end_it
         self.crank = Crank(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
         self._tuner = Tuner(plain, self._run_plainly)
@@ -115,7 +116,7 @@ class Caller:
             with suppress(Exception):  # what went wrong was raised where it was waited for
                 coder.close()
         if not broken and self.engine.broken is None:
-            self._transport.close()
+            self.transport.close()
 
     def leave(self) -> None:
         """End with the interpreter, and take the job along if others would wait for this rank for ever."""
@@ -188,7 +189,7 @@ class Caller:
             return recvcounts
         counts = np.zeros(self.size, np.int64)
         try:
-            blocks = specs.blocks(recvbuf, writable=True, topic="Reduce_scatter", rank=self.rank)
+            blocks = specs.blocks(recvbuf, writable=True, topic="Reduce_scatter", rank=self.rank, anywhere=True)
             own = blocks.counts[0] if blocks else -1
         except BufferError:
             own = -1  # it is read again, and refused, once all are there
@@ -197,7 +198,7 @@ class Caller:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.engine.note(0)
+        self.engine.watch.note(0)
         self._call("Barrier", ())
 
     def _understood(
@@ -209,7 +210,7 @@ class Caller:
             return form, self._choose(method, form, options, blocking=blocking)
         except GpucompError as error:
             name = options.get("name") or ""
-            job = Job(Meeting(method), f"an error: {error}", name=name, trace=0 if name else self.engine.trace)
+            job = Job(Meeting(method), f"an error: {error}", name=name, trace=0 if name else self.engine.watch.trace)
             self.crank.submit(job)
             raise
 
@@ -240,7 +241,7 @@ class Caller:
             if not blocking:
                 name = algorithms(form.collective)[0].name
                 return Decision(name, self._settings.chunk, encoded=True)
-            meeting = Job(Meeting(method), f"{form.said}, auto", trace=self.engine.trace)
+            meeting = Job(Meeting(method), f"{form.said}, auto", trace=self.engine.watch.trace)
             self.crank.submit(meeting, background=False)
             Request(meeting, self.crank).Wait()
             self._tuner.measure(form.collective, form.some.buffer.device)
@@ -356,7 +357,7 @@ class Caller:
                 layout,
                 dtype,
                 coder,
-                self._transport,
+                self.transport,
                 self.engine.free_tag(),
                 name=form.collective,
                 op=form.op,
@@ -372,7 +373,7 @@ class Caller:
                 name=name,
                 priority=options.get("priority", 0),
                 uneven=form.counts is None,
-                trace=0 if name else self.engine.trace,
+                trace=0 if name else self.engine.watch.trace,
             )
             job.when_done = self._told(name, options)
         self.crank.submit(job, background=background)
@@ -404,7 +405,7 @@ class Caller:
         if meeting is not None:
             self.crank.submit(meeting, background=False)
             Request(meeting, self.crank).Wait()
-        self.engine.note(sum(_extent(form)))
+        self.engine.watch.note(sum(_extent(form)))
         self._plainly(method, form, args)
 
     def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...]) -> Any:
@@ -423,11 +424,11 @@ class Caller:
         Then all ranks do the same, busy or not: MPI does not match a collective that blocks with one that does not.
         """
         if self.crank.background:
-            self.engine.outside = method
+            self.engine.watch.outside = method
             try:
                 return getattr(self._plain, method)(*args)
             finally:
-                self.engine.outside = None
+                self.engine.watch.outside = None
         request = getattr(self._plain, f"I{method.lower()}")(*args)
         while not request.Test():
             self.crank.turn()
@@ -455,7 +456,7 @@ class Caller:
         meeting = self._meeting(method, form, choice)
         if meeting is not None:
             self.crank.submit(meeting)
-        self.engine.note(sum(_extent(form)))
+        self.engine.watch.note(sum(_extent(form)))
         if form is None or passes(form, args):
             request, detour = getattr(self._plain, f"I{method.lower()}")(*args), None
         else:
@@ -472,7 +473,7 @@ class Caller:
         if self.size == 1 or kind in self._agreed:
             return None
         self._agreed.add(kind)
-        job = Job(Meeting(method), said, trace=self.engine.trace)
+        job = Job(Meeting(method), said, trace=self.engine.watch.trace)
         job.when_done = self._forget_if_wrong
         return job
 
@@ -484,11 +485,11 @@ class Caller:
 
     def _end_it(self, error: Exception) -> None:
         """End a call of MPI's own that will never come back: revoke it where MPI can, else end the job, saying why."""
-        step = self.engine.steps
+        step = self.engine.watch.steps
         with suppress(MPI.Exception, NotImplementedError):
             self._plain.Revoke()
         time.sleep(REVOKED_SECONDS)
-        if self.engine.outside is not None and self.engine.steps == step:
+        if self.engine.watch.outside is not None and self.engine.watch.steps == step:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(1)
 

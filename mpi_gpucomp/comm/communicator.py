@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpi_gpucomp.comm.caller import Caller, Settings
 from mpi_gpucomp.comm.p2p import PointToPoint
 from mpi_gpucomp.comm.request import PersistentRequest, Request
-from mpi_gpucomp.engine.engine import LOW_BITS
+from mpi_gpucomp.engine.watch import LOW_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +61,7 @@ class Communicator:
         self._caller = Caller(self._plain, self._settings)
         self._p2p = PointToPoint(self._plain, self._caller, self._settings)
         self._quick, self._engine = self._caller.quick, self._caller.engine
+        self._watch = self._engine.watch
 
     def __enter__(self) -> Communicator:
         """Use it for the length of a `with`."""
@@ -142,17 +143,17 @@ class Communicator:
             if self._caller.block("Bcast", (buf, root), options):
                 self._quick.add(kind)
         else:
-            engine = self._engine
-            engine.trace = (engine.trace * 31 + kind[0] + root) & LOW_BITS
-            engine.steps += 1
-            engine.outside = "Bcast"
+            watch = self._watch
+            watch.trace = (watch.trace * 31 + kind[0] + root) & LOW_BITS
+            watch.steps += 1
+            watch.outside = "Bcast"
             try:
                 self._plain.Bcast(buf, root)
             except MPI.Exception as error:
                 self._caller.check_dead(error)
                 raise
             finally:
-                engine.outside = None
+                watch.outside = None
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[Options]
@@ -168,17 +169,17 @@ class Communicator:
             if self._caller.block("Allreduce", (sendbuf, recvbuf, op), options):
                 self._quick.add(kind)
         else:
-            engine = self._engine
-            engine.trace = (engine.trace * 31 + kind[0]) & LOW_BITS
-            engine.steps += 1
-            engine.outside = "Allreduce"
+            watch = self._watch
+            watch.trace = (watch.trace * 31 + kind[0]) & LOW_BITS
+            watch.steps += 1
+            watch.outside = "Allreduce"
             try:
                 self._plain.Allreduce(sendbuf, recvbuf, op)
             except MPI.Exception as error:
                 self._caller.check_dead(error)
                 raise
             finally:
-                engine.outside = None
+                watch.outside = None
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
         """Collect the buffers of all ranks everywhere."""

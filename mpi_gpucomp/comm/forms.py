@@ -68,11 +68,14 @@ class Place:
 
     def blocks(self, spec: Any, blocks: int = 1, *, writable: bool) -> Blocks | None:
         """Read an argument of equal blocks."""
-        return specs.blocks(spec, blocks=blocks, writable=writable, topic=self._topic(writable), rank=self.rank)
+        topic = self._topic(writable)
+        # Where elements lie is one rank's matter, and must not lead it another way than the others.
+        return specs.blocks(spec, blocks=blocks, writable=writable, topic=topic, rank=self.rank, anywhere=True)
 
     def vector(self, spec: Any, *, writable: bool) -> Blocks | None:
         """Read an argument with counts and displacements."""
-        return specs.vector(spec, self.size, writable=writable, topic=self._topic(writable), rank=self.rank)
+        topic = self._topic(writable)
+        return specs.vector(spec, self.size, writable=writable, topic=topic, rank=self.rank, anywhere=True)
 
     def _topic(self, writable: bool) -> str:
         return f"{self.method}, {'receive' if writable else 'send'} buffer"

@@ -48,7 +48,7 @@ class PointToPoint:
         self._engine, self._crank = caller.engine, caller.crank
         codec = find(settings.codec)
         self._codec = None if codec.name in ("none", "auto") else codec
-        self._line = Line(plain.Dup(), caller._transport, min(MOST_SHORT, settings.small))
+        self._line = Line(plain.Dup(), caller.transport, min(MOST_SHORT, settings.small))
         plain.Set_attr(_keyval(), self._line)
 
     def send(self, buf: Any, dest: int, tag: int, codec: str | Codec | None, chunk: int | None) -> None:
@@ -146,7 +146,7 @@ class PointToPoint:
     def _pushed(self, request: MessageRequest) -> MessageRequest:
         """Give a message a first push; whoever stops to wait leaves the rest to the background."""
         self._crank.turn()
-        self._crank.wait_until(lambda: True)
+        self._crank.push()
         return request
 
     # MPI's own

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mpi_gpucomp.comm.plain import Detour
-    from mpi_gpucomp.engine.engine import Job
+    from mpi_gpucomp.engine.job import Job
     from mpi_gpucomp.engine.progress import Crank
 
 __all__ = ["PersistentRequest", "PlainRequest", "Request"]

@@ -54,25 +54,30 @@ class _Parts(NamedTuple):
     datatype: Any = None
 
 
-def blocks(spec: Any, *, blocks: int = 1, writable: bool, topic: str, rank: int) -> Blocks | None:
-    """Return the elements that an argument names, as so many blocks of the same length."""
+def blocks(
+    spec: Any, *, blocks: int = 1, writable: bool, topic: str, rank: int, anywhere: bool = False
+) -> Blocks | None:
+    """Return the elements that an argument names, as so many blocks of the same length.
+
+    `anywhere` takes those at odd addresses too, for whoever copies them before kernels see them.
+    """
     if type(spec) is np.ndarray and (plain := _plain(spec, writable)) and not plain.count % blocks:
         return Blocks(plain, (0,), (plain.count,)) if blocks == 1 else Blocks.even(plain, blocks)
     place = _Place(topic, rank)
     parts = _taken_apart(spec, (tuple, list), place) if isinstance(spec, (tuple, list)) else _Parts(spec)
-    buffer = _buffer(parts, writable, place)
+    buffer = _buffer(parts, writable, place, anywhere)
     if buffer is None:
         return None
     start, count = _even(parts, buffer, blocks, place)
     return Blocks(buffer, [start + block * count for block in range(blocks)], [count] * blocks)
 
 
-def vector(spec: Any, ranks: int, *, writable: bool, topic: str, rank: int) -> Blocks | None:
+def vector(spec: Any, ranks: int, *, writable: bool, topic: str, rank: int, anywhere: bool = False) -> Blocks | None:
     """Return the elements that an argument of a v-variant names, one block for each rank."""
     place = _Place(topic, rank)
     # Here a list stands for counts, and only a tuple for counts and displacements.
     parts = _taken_apart(spec, (tuple,), place) if isinstance(spec, (tuple, list)) else _Parts(spec)
-    buffer = _buffer(parts, writable, place)
+    buffer = _buffer(parts, writable, place, anywhere)
     if buffer is None:
         return None
     counts = _counts(parts.count, buffer.count, ranks, place)
@@ -134,7 +139,7 @@ def _taken_apart(spec: Any, pair: tuple[type[Any], ...], place: _Place) -> _Part
     return _Parts(data, count, displacement, datatype)
 
 
-def _buffer(parts: _Parts, writable: bool, place: _Place) -> Buffer | None:
+def _buffer(parts: _Parts, writable: bool, place: _Place, anywhere: bool) -> Buffer | None:
     """Describe the memory as elements of the datatype, None if that is for mpi4py."""
     data, dtype = parts.data, None
     if isinstance(data, _CONSTANTS):
@@ -148,6 +153,8 @@ def _buffer(parts: _Parts, writable: bool, place: _Place) -> Buffer | None:
     buffer = _described(data, writable, place)
     if buffer is not None and dtype is not None and dtype is not buffer.dtype:
         buffer = _seen_as(dtype, buffer, parts.count is None, place)
+    if buffer is None or (buffer.strides is None and not anywhere and not aligned(buffer)):
+        return None
     return buffer
 
 

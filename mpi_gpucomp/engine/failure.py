@@ -18,7 +18,7 @@ from mpi_gpucomp.errors import AgreementError, DeadlockError, GpucompError, Peer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpi_gpucomp.engine.engine import Job
+    from mpi_gpucomp.engine.job import Job
     from mpi_gpucomp.engine.roll import Call
     from mpi_gpucomp.transport.base import Transport
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp.engine.engine import Engine, Job
+    from mpi_gpucomp.engine.engine import Engine
+from mpi_gpucomp.engine.job import Job
 
 __all__ = ["Crank"]
 
@@ -82,11 +83,15 @@ class Crank:
             self._tell(self._engine.to_tell.popleft())
         return moved
 
+    def push(self) -> None:
+        """Let the thread in the background go on with something new."""
+        self._wake.set()
+
     def _tell(self, job: Job) -> None:
         """Call back, with no lock held: whoever is called may start other collectives."""
         try:
             job.tell()
-        except Exception as error:
+        except BaseException as error:  # sys.exit in a callback must not end the thread in the background
             with self.lock:
                 self._engine.alarm(job, error)
         job.finished = True

@@ -14,7 +14,8 @@ from mpi_gpucomp.codec import find
 from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.coder import Coder
-from mpi_gpucomp.engine.engine import Engine, Job
+from mpi_gpucomp.engine.engine import Engine
+from mpi_gpucomp.engine.job import Job
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.meeting import Meeting
 from mpi_gpucomp.engine.task import Task

@@ -1,0 +1,127 @@
+"""Notices when the caller waits for something that will never come, in a collective or in MPI itself.
+
+When nothing has moved for a while, it asks all ranks what they wait for. If they wait for each other, it ends what they
+wait for, on all of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+from mpi_gpucomp.engine.failure import Stuck, deadlock
+from mpi_gpucomp.engine.inquiry import Inquiry, Status, describe, is_circular
+from mpi_gpucomp.engine.roll import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mpi_gpucomp.engine.job import Job
+    from mpi_gpucomp.engine.roll import Roll
+    from mpi_gpucomp.transport.base import Transport
+
+__all__ = ["LOW_BITS", "Watch", "post_all"]
+
+LOW_BITS = (1 << 61) - 1
+OUTSIDE = "MPI's own"
+"""The name by which calls that go straight to MPI are counted."""
+NEVER_COMES = 10
+"""Timeouts after which a rank that waits gives up even if it cannot prove that nothing will move."""
+
+
+def post_all(transport: Transport, *content: Any) -> None:
+    """Leave a letter for every other rank."""
+    letter = pickle.dumps(content)
+    for peer in range(transport.size):
+        if peer != transport.rank:
+            transport.post(peer, letter)
+
+
+class Watch:
+    """What the caller waits for, and since when."""
+
+    def __init__(
+        self, transport: Transport, roll: Roll, jobs: Mapping[Call, Job], fail: Callable[[Job, Exception], None]
+    ) -> None:
+        """Look at these jobs; `fail` ends one of them."""
+        self._transport, self._roll, self._jobs, self._fail = transport, roll, jobs, fail
+        self.outside: str | None = None
+        """What the caller is doing in MPI, on its own."""
+        self.steps = 0
+        """How many such calls there have been."""
+        self.trace = 0
+        """A number made of all of them, for ranks to compare."""
+        self.stuck_outside: Callable[[Exception], None] = _ignore
+        """What to do when the caller will never come back from there."""
+        self._seen_outside = 0, 0.0
+        self._moved_at, self._asked_at = time.monotonic(), 0.0
+        self._inquiry: Inquiry | None = None
+        self._inquiries = 0
+
+    def note(self, number: int) -> None:
+        """Count a call that goes straight to MPI, and add what it is to the trace of all such calls."""
+        self.trace = (self.trace * 31 + number) & LOW_BITS
+        self.steps += 1
+
+    def moved(self) -> None:
+        """Take notice that something goes on."""
+        self._moved_at = time.monotonic()
+
+    def _status(self) -> Status:
+        waits = {job.call: job.title for job in self._jobs.values() if job.waiters}
+        if self.outside is not None:
+            waits[Call(OUTSIDE, self.steps)] = f"{self.outside} of MPI's own (number {self.steps})"
+        return Status(waits, self._roll.runs | {OUTSIDE: self.steps})
+
+    def _waits_since(self) -> float | None:
+        """Return since when the caller has been waiting with nothing moving, if it has."""
+        if self.outside is None:
+            return self._moved_at if any(job.waiters for job in self._jobs.values()) else None
+        if self._seen_outside[0] != self.steps:
+            self._seen_outside = self.steps, time.monotonic()
+        return self._seen_outside[1]
+
+    def look(self, timeout: float) -> None:
+        """Ask all ranks what they wait for, when somebody here has waited for long; end it if nothing can move."""
+        now, since = time.monotonic(), self._waits_since()
+        if since is None:
+            return
+        if self._inquiry is None and now - max(since, self._asked_at) > timeout:
+            self._inquiries, self._asked_at = self._inquiries + 1, now
+            size, rank = self._transport.size, self._transport.rank
+            self._inquiry = Inquiry(self._inquiries, size, rank, self._status())
+            post_all(self._transport, "ask", self._inquiries)
+        elif self._inquiry is not None and self._inquiry.complete:
+            self._judge(self._inquiry, now - since > NEVER_COMES * timeout)
+            self._inquiry = None
+
+    def _judge(self, inquiry: Inquiry, enough: bool) -> None:
+        size, rank = self._transport.size, self._transport.rank
+        if enough or is_circular(inquiry.told, size, rank):
+            calls = {other: list(status.waits) for other, status in inquiry.told.items()}
+            text = describe(inquiry.told, size)
+            post_all(self._transport, "stuck", text, calls)
+            self.hear_stuck(rank, text, calls)
+
+    def hear_ask(self, peer: int, number: int) -> None:
+        """Tell a rank that asks."""
+        self._transport.post(peer, pickle.dumps(("tell", number, self._status())))
+
+    def hear_tell(self, peer: int, number: int, status: Status) -> None:
+        """Take a rank's answer."""
+        if self._inquiry is not None and self._inquiry.number == number:
+            self._inquiry.told[peer] = status
+
+    def hear_stuck(self, peer: int, text: str, calls: dict[int, list[Call]]) -> None:
+        """End what this rank was waiting for when it was asked."""
+        for call in calls.get(self._transport.rank, ()):
+            if call == Call(OUTSIDE, self.steps) and self.outside is not None:
+                self.stuck_outside(deadlock(text, self._transport.rank))
+            job = self._jobs.get(call)
+            if job is not None:
+                self._fail(job, Stuck(text))
+
+
+def _ignore(error: Exception) -> None:
+    """Do nothing about it."""

@@ -1,0 +1,70 @@
+"""Memory that stands for a caller's buffer while a collective works on it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from mpi_gpucomp.comm.packing import Packing
+from mpi_gpucomp.device import Device, as_buffer
+from mpi_gpucomp.engine.layout import Blocks
+
+
+def whole(array: np.ndarray) -> Blocks:
+    buffer = as_buffer(array)
+    return Blocks(buffer, [0], [buffer.count])
+
+
+def elements(blocks: Blocks | None) -> np.ndarray:
+    assert blocks is not None
+    data = (np.ctypeslib.ctypes.c_char * blocks.buffer.nbytes).from_address(blocks.buffer.address)
+    return np.frombuffer(data, blocks.buffer.dtype.name)
+
+
+def test_what_needs_no_detour_takes_none(host: Device) -> None:
+    packing, blocks = Packing(host), whole(np.arange(5.0))
+    assert packing.via(blocks, writable=True) is blocks
+    assert not packing.needed
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_elements_go_in_and_come_back_and_what_is_between_stays(host: Device, odd: bool) -> None:
+    raw = np.frombuffer(bytearray(8 * 12 + 1), np.float64, 12, 1) if odd else np.zeros(24)[::2]
+    raw[:] = np.arange(12)
+    packing, stream = Packing(host, wire=True), host.stream()
+    packed = packing.via(whole(raw), writable=True)
+    assert packing.needed
+    packing.fill(stream)
+    there = elements(packed)
+    assert there.tolist() == list(range(12))
+    there[:] = there[::-1].copy()
+    packing.empty(stream)
+    stream.synchronize()
+    stream.close()
+    assert raw.tolist() == list(range(11, -1, -1))
+    assert odd or not raw.base[1::2].any()
+
+
+def test_what_the_wire_takes_is_there_when_filled_though_the_stream_is_busy(host: Device) -> None:
+    packing, stream = Packing(host, wire=True), host.stream()
+    packed = packing.via(whole(np.arange(20.0)[::2]), writable=False)
+    elements(packed)[:] = -1
+    stream.run(lambda: time.sleep(0.2))
+    packing.fill(stream)
+    assert elements(packed).tolist() == list(range(0, 20, 2))
+    packing.empty(stream)
+    stream.close()
+
+
+def test_memory_goes_back_to_its_pool(host: Device) -> None:
+    before = host.pool.statistics.in_use
+    packing, stream = Packing(host), host.stream()
+    packing.via(whole(np.zeros((50, 50))[:, :7]), writable=True)
+    packing.landing(whole(np.zeros(100)))
+    packing.fill(stream)
+    packing.empty(stream)
+    stream.synchronize()
+    stream.close()
+    assert host.pool.statistics.in_use == before
