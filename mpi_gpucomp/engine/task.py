@@ -6,7 +6,7 @@ stays where it is, and goes on from there when it is asked again.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,47 +15,28 @@ from mpi_gpucomp.codec.none import REDUCE_TILE
 from mpi_gpucomp.device import Buffer, Memory
 from mpi_gpucomp.engine.coder import HOST
 from mpi_gpucomp.engine.meeting import CHANNELS
+from mpi_gpucomp.engine.scratch import Scratch
 from mpi_gpucomp.engine.staging import Frame, Staging
 from mpi_gpucomp.engine.versions import Version, versions_of
+from mpi_gpucomp.engine.wire import AHEAD, LaneState, Wire
 from mpi_gpucomp.errors import FrameError, ScheduleError
 from mpi_gpucomp.schedule.ir import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from mpi_gpucomp.codec.frame import Header
     from mpi_gpucomp.device import DType, Event, Stream
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Layout
-    from mpi_gpucomp.schedule.ir import Algorithm, Lane, Step
-    from mpi_gpucomp.transport.base import Transfer, Transport
+    from mpi_gpucomp.schedule.ir import Algorithm, Step
+    from mpi_gpucomp.transport.base import Transport
 
     Ready = Callable[[], bool]
     StreamWork = Callable[[Stream], None]
     Moves = Generator[Ready, None, None]
 
 __all__ = ["Task"]
-
-AHEAD = 2
-"""Messages that a lane has room for before it needs them; more would make MPI interleave them."""
-
-
-class _LaneState:
-    """What one lane has on the wire, and what it waits for."""
-
-    def __init__(self, lane: Lane, staging: Staging, messages: int, landings: list[Place | None]) -> None:
-        self.lane, self.staging, self.expected = lane, staging, messages
-        self.messages, self.landings = messages, landings
-        self.arriving: deque[tuple[Transfer, Frame]] = deque()
-        self.leaving: deque[tuple[Transfer, Frame]] = deque()
-        self.moves: Moves
-        self.ready: Ready | None = _always
-        self.chunk = 0
-        """The chunk that it is at, for errors."""
-
-    def has_message(self) -> bool:
-        """Say whether the next message is there."""
-        return bool(self.arriving) and self.arriving[0][0].done()
 
 
 class _Shared:
@@ -96,10 +77,8 @@ class Task:
         self.name, self.tag = name, tag
         self.title = name
         """What it is called in errors; whoever knows which call of that name it is says so here."""
-        self.peer_tags: dict[int, int] = {}
-        """The first tag that each peer listens on for this collective; one that is not here listens on ours."""
-        self.sent: Counter[tuple[int, int]] = Counter()
-        self._taken: Counter[tuple[int, int]] = Counter()
+        self._wire = Wire(transport, tag)
+        self.peer_tags, self.sent = self._wire.peer_tags, self._wire.sent
         self._program, self._layout, self._dtype = algorithm.programs[rank], layout, dtype
         self._coder, self._transport, self._op = coder, transport, op
         self._versions = versions_of(algorithm, rank)
@@ -107,15 +86,13 @@ class Task:
         self._settles = same_everywhere and not coder.codec.lossless
         self._finished = [0] * len(self._program.lanes)
         self._shared: dict[tuple[int, Version], _Shared] = {}
-        self._scratch: dict[tuple[int, int], tuple[Memory, Buffer]] = {}
+        self._scratch = Scratch(coder.stream, dtype, layout.piece)
         self._working: deque[tuple[Pending, Frame | None]] = deque()
-        self._discarding: list[Transfer] = []
         self._encoding = 0
         self._end: Event | None = None
         self.done = False
         """Whether every lane has come to its end, all work is done, and the caller may use the buffers."""
         self._before, self._after = before, after
-        self._lanes: list[_LaneState] = []
 
     @property
     def longest(self) -> int:
@@ -128,19 +105,21 @@ class Task:
         if self._before is not None:
             self._before(self._coder.stream)
             self._watch()
-        self._lanes = [self._prepared(number) for number in range(len(self._program.lanes))]
+        self._wire.lanes[:] = [self._prepared(number) for number in range(len(self._program.lanes))]
 
-    def _prepared(self, number: int) -> _LaneState:
+    def _prepared(self, number: int) -> LaneState:
         lane = self._program.lanes[number]
         kept = self._versions.kept(number)
         room = self._coder.room(self._layout.piece, self._dtype)
         # Frames that wait for other lanes must not take the place of those that would let them go on.
         staging = Staging(self._coder.memory, room, 2 * AHEAD + kept)
-        messages = self._layout.loops * sum(step.count for step in lane.steps if step.receives)
-        receives = [
-            (index, chunk) for index, step in enumerate(lane.steps) if step.receives for chunk in range(step.count)
+        landings = [
+            self._lands(number, index, chunk)
+            for index, step in enumerate(lane.steps)
+            if step.receives
+            for chunk in range(step.count)
         ]
-        state = _LaneState(lane, staging, messages, [self._lands(number, *one) for one in receives])
+        state = LaneState(lane, staging, self._layout.loops, landings)
         state.moves = self._walk(number, state)
         return state
 
@@ -158,9 +137,9 @@ class Task:
     def move(self) -> bool:
         """Go on as far as possible without waiting; say whether anything has moved."""
         moved = self._settle_work()
-        for state in self._lanes:
-            moved |= self._settle_sends(state)
-            self._listen(state)
+        for state in self._wire.lanes:
+            moved |= self._wire.settle(state)
+            self._wire.listen(state, self._room)
             while state.ready is not None and state.ready():
                 state.ready = next(state.moves, None)
                 moved = True
@@ -168,7 +147,7 @@ class Task:
 
     def _finish(self) -> bool:
         """Notice the end: nothing under way, and the stream through with what was queued, copies too."""
-        if self.done or self._working or any(state.ready or state.leaving for state in self._lanes):
+        if self.done or self._working or any(state.ready or state.leaving for state in self._wire.lanes):
             return False
         if self._end is None:
             if self._after is not None:
@@ -181,10 +160,7 @@ class Task:
 
     def suspend(self) -> None:
         """Give back the memory that only waits for messages; what has arrived or is leaving stays."""
-        for state in self._lanes:
-            while state.arriving and state.arriving[-1][0].cancel():
-                state.arriving.pop()[1].release()
-                state.expected += 1
+        self._wire.suspend()
 
     def abandon(self) -> None:
         """Give up after a failure: stop listening, encode and send nothing more."""
@@ -202,35 +178,13 @@ class Task:
         Say whether nothing is left. Only then is the memory given back: until then the wire or the stream may use it.
         """
         assert self._end is not None, "abandon first"
-        for state in self._lanes:
-            self._taken[state.lane.receive or 0, state.lane.channel] += len(state.arriving)
-            self._discarding += [transfer for transfer, _ in state.arriving]
-            state.arriving.clear()
-        self._discarding += self._discarded(owed)  # before anything leaves: the peers may wait for just that
-        self._discarding = [transfer for transfer in self._discarding if not transfer.done()]
-        leaving = [transfer for state in self._lanes for transfer, _ in state.leaving if not transfer.done()]
-        missing = any(owed[key] > self._taken[key] for key in owed)
-        if self._discarding or leaving or missing or not self._end.done():
+        if not self._wire.wind_down(owed) or not self._end.done():
             return False
         with suppress(Exception):
             self._end.wait()  # or what went wrong here and nobody has asked for would meet the next one on this stream
-        for state in self._lanes:
-            state.leaving.clear()
-            state.moves.close()
-            state.staging.reclaim()
-        for memory, _ in self._scratch.values():
-            memory.release()
+        self._wire.reclaim()
+        self._scratch.reclaim()
         return True
-
-    def _discarded(self, owed: Mapping[tuple[int, int], int]) -> Iterator[Transfer]:
-        """Start to receive, for nobody, what has been sent and not taken."""
-        for (peer, channel), count in owed.items():
-            while self._taken[peer, channel] < count:
-                transfer = self._transport.discard(peer, self.tag + channel)
-                if transfer is None:
-                    break
-                self._taken[peer, channel] += 1
-                yield transfer
 
     def _settle_work(self) -> bool:
         """Let go of frames that have been decoded."""
@@ -243,27 +197,6 @@ class Task:
             moved = True
         return moved
 
-    @staticmethod
-    def _settle_sends(state: _LaneState) -> bool:
-        """Let go of frames that have been sent."""
-        moved = False
-        while state.leaving and state.leaving[0][0].done():
-            state.leaving.popleft()[1].release()
-            moved = True
-        return moved
-
-    def _listen(self, state: _LaneState) -> None:
-        """Have room ready for the next messages."""
-        peer = state.lane.receive
-        while peer is not None and state.expected and len(state.arriving) < AHEAD:
-            frame = self._room(state)
-            if frame is None:
-                return
-            tag = self.tag + state.lane.channel
-            transfer = self._transport.receive(peer, tag, frame.memory.address, frame.memory.nbytes)
-            state.arriving.append((transfer, frame))
-            state.expected -= 1
-
     def _lands(self, number: int, index: int, chunk: int) -> Place | None:
         """Return where a message can be received without further ado: nothing was there, and nothing follows it."""
         step = self._program.lanes[number].steps[index]
@@ -272,15 +205,14 @@ class Task:
         version = self._versions.written[number, index][chunk]
         return Place(step.target.buffer, step.target.offset + chunk) if version.first and version.stays else None
 
-    def _room(self, state: _LaneState) -> Frame | None:
+    def _room(self, state: LaneState) -> Frame | None:
         """Return room for the next message: its place in the output, or a frame if there is one to be had."""
-        loop, number = divmod(state.messages - state.expected, len(state.landings))
-        place = state.landings[number]
+        loop, place = state.next_landing()
         if place is not None:
             return Frame(_memory(self._layout.elements(place.buffer, place.offset, loop)))
         return state.staging.take() if state.staging.available() else None
 
-    def _walk(self, number: int, state: _LaneState) -> Moves:
+    def _walk(self, number: int, state: LaneState) -> Moves:
         for loop in range(self._layout.loops):
             for index, step in enumerate(state.lane.steps):
                 for other, at in step.after:
@@ -297,10 +229,9 @@ class Task:
         """Give scratch back when the last lane leaves a loop."""
         pairs = zip(self._finished, self._program.lanes, strict=True)
         if self._scratch and all(done >= (loop + 1) * len(lane.steps) for done, lane in pairs):
-            for key in [key for key in self._scratch if key[0] == loop]:
-                self._coder.stream.release(self._scratch.pop(key)[0])
+            self._scratch.end(loop)
 
-    def _take(self, state: _LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int) -> Moves:
+    def _take(self, state: LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int) -> Moves:
         """Do one chunk of a step."""
         place = step.target or step.source
         state.chunk = place.offset + chunk if place else chunk
@@ -311,26 +242,24 @@ class Task:
         elif step.kind in ("r", "rcs") and frame:
             self._keep(self._versions.written[key][chunk], loop, frame)
             if step.sends:
-                self._post(state, frame.hold())
+                self._wire.post(state, frame.hold())
             self._decode(state, frame, self._for_frame(step.target, chunk, loop, frame), "replace", loop)
         elif frame:
             yield from self._reduce(state, step, key, chunk, loop, frame)
         elif step.kind in ("cpy", "re"):
             self._locally(step, chunk, loop)
 
-    def _receive(self, state: _LaneState, loop: int) -> Generator[Ready, None, Frame]:
+    def _receive(self, state: LaneState, loop: int) -> Generator[Ready, None, Frame]:
         """Wait for the next message of a lane, and open it."""
         if not state.has_message():
             yield state.has_message  # not of one transfer: a task that was suspended listens with another
-        transfer, frame = state.arriving.popleft()
-        self._taken[state.lane.receive or 0, state.lane.channel] += 1
-        frame.nbytes = transfer.nbytes
+        frame = self._wire.take(state)
         if not self._plain:
             frame.header = self._coder.open(frame.filled(), self._where(state, loop))
             _check_sequence(frame.header, loop, self._where(state, loop))
         return frame
 
-    def _send_version(self, state: _LaneState, version: Version, loop: int, source: Buffer) -> Moves:
+    def _send_version(self, state: LaneState, version: Version, loop: int, source: Buffer) -> Moves:
         """Send a chunk in the frame that it came in or that another lane has made, or make one."""
         shared = self._shared.get((loop, version))
         if shared is None:
@@ -344,7 +273,7 @@ class Task:
         elif shared.frame is None:
             yield lambda: shared.frame is not None
         assert shared.frame is not None
-        self._post(state, shared.frame)
+        self._wire.post(state, shared.frame)
         shared.left -= 1
         if not shared.left:
             del self._shared[loop, version]
@@ -354,7 +283,7 @@ class Task:
         if version.uses:
             self._shared[loop, version] = _Shared(version.uses, frame.hold(version.uses))
 
-    def _encode(self, state: _LaneState, source: Buffer, loop: int, *, settle: bool) -> Generator[Ready, None, Frame]:
+    def _encode(self, state: LaneState, source: Buffer, loop: int, *, settle: bool) -> Generator[Ready, None, Frame]:
         if not state.staging.available():
             yield state.staging.available
         frame = state.staging.take()
@@ -368,7 +297,7 @@ class Task:
             self._decode(state, frame.hold(), source, "replace", loop)
         return frame
 
-    def _decode(self, state: _LaneState, frame: Frame, to: Buffer, op: str, loop: int) -> None:
+    def _decode(self, state: LaneState, frame: Frame, to: Buffer, op: str, loop: int) -> None:
         """Queue the decoding of a frame, which then lets go of it."""
         where = self._where(state, loop)
         if self._plain:
@@ -381,17 +310,7 @@ class Task:
             pending = self._coder.decode(frame.header, frame.filled(), to, op, loop, where)
         self._working.append((pending, frame))
 
-    def _post(self, state: _LaneState, frame: Frame) -> None:
-        """Send a frame, which lets go of it once it has left."""
-        peer, channel = state.lane.send, state.lane.channel
-        assert peer is not None
-        tag = self.peer_tags.get(peer, self.tag) + channel
-        self.sent[peer, channel] += 1
-        state.leaving.append((self._transport.send(peer, tag, frame.memory.address, frame.nbytes), frame))
-
-    def _reduce(
-        self, state: _LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int, frame: Frame
-    ) -> Moves:
+    def _reduce(self, state: LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int, frame: Frame) -> Moves:
         """Reduce what has arrived with what is here; keep the result, send it, or both."""
         source, stream = self._at(step.source, chunk, loop), self._coder.stream
         temporary = stream.device.alloc(source.nbytes) if step.kind == "rrs" else None
@@ -403,7 +322,7 @@ class Task:
             version = self._versions.written[key][chunk] if step.target and not temporary else Version(final=False)
             out = yield from self._encode(state, target, loop, settle=self._settles and version.final)
             self._keep(version, loop, out)
-            self._post(state, out)
+            self._wire.post(state, out)
         if temporary:
             stream.release(temporary)
 
@@ -428,8 +347,8 @@ class Task:
         if place.buffer != "s":
             return self._layout.elements(place.buffer, place.offset + chunk, loop)
         if like is not None:
-            return self._new_scratch((loop, place.offset + chunk), like.count)
-        return self._scratch[loop, place.offset + chunk][1]
+            return self._scratch.write(loop, place.offset + chunk, like.count)
+        return self._scratch.read(loop, place.offset + chunk)
 
     def _for_frame(self, place: Place | None, chunk: int, loop: int, frame: Frame) -> Buffer:
         """Return where a frame is decoded to; scratch is made as long as the frame says."""
@@ -445,18 +364,9 @@ class Task:
                 remedy="Pass the same count and chunk on every rank.",
                 rank=self._transport.rank,
             )
-        return self._new_scratch((loop, place.offset + chunk), count)
+        return self._scratch.write(loop, place.offset + chunk, count)
 
-    def _new_scratch(self, key: tuple[int, int], count: int) -> Buffer:
-        if key not in self._scratch:
-            memory = self._coder.stream.device.alloc(self._layout.piece * self._dtype.itemsize)
-            self._scratch[key] = memory, Buffer(memory.address, self._dtype, (count,), device=memory.device.name)
-        memory, buffer = self._scratch[key]
-        if buffer.count != count:
-            self._scratch[key] = memory, Buffer(memory.address, self._dtype, (count,), device=memory.device.name)
-        return self._scratch[key][1]
-
-    def _where(self, state: _LaneState, loop: int) -> str:
+    def _where(self, state: LaneState, loop: int) -> str:
         chunk = f"chunk {state.chunk} of loop {loop}"
         return f"rank {self._transport.rank}: {self.title}, {chunk}, from rank {state.lane.receive}"
 
@@ -501,7 +411,3 @@ def _memory(elements: Buffer) -> Memory:
 
 def _elements(memory: Memory, like: Buffer) -> Buffer:
     return Buffer(memory.address, like.dtype, (like.count,), device=memory.device.name, owner=memory)
-
-
-def _always() -> bool:
-    return True

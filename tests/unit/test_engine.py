@@ -80,9 +80,9 @@ def test_a_lossy_all_reduce_leaves_the_same_everywhere(name):
 def test_a_damaged_frame_is_an_error_that_says_where():
     run = Ranks(build("broadcast", "chain", 2), 100, "none", "float32")
     sender, receiver = run.tasks
-    while not sender._lanes[0].leaving:
+    while not sender._wire.lanes[0].leaving:
         sender.move()
-    _, frame = sender._lanes[0].leaving[0]
+    _, frame = sender._wire.lanes[0].leaving[0]
     np.frombuffer((np.ctypeslib.ctypes.c_uint8 * 60).from_address(frame.memory.address), np.uint8)[50] ^= 1
     with pytest.raises(
         FrameError, match=r"^rank 1: test, chunk 0 of loop 0, from rank 0: expected the checksum 0x\w+, got another"
