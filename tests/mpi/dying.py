@@ -40,7 +40,7 @@ def heard(work: object) -> str:
 
 def after_messages(comm: Communicator, number: int, act: object) -> None:
     """Do something in the middle of a collective: at the message of this number that is sent or received."""
-    transport, count = comm._caller._transport, [0]
+    transport, count = comm._caller.transport, [0]
 
     def counted(method: object) -> object:
         def call(*args: object) -> object:
