@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp.comm.caller import Caller, Settings
+from mpi_gpucomp.comm.caller import Caller
+from mpi_gpucomp.comm.options import Settings
 from mpi_gpucomp.comm.p2p import PointToPoint
 from mpi_gpucomp.comm.request import PersistentRequest, Request
 from mpi_gpucomp.engine.watch import LOW_BITS
+from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +42,7 @@ class Communicator:
 
     def __init__(
         self,
-        comm: MPI.Intracomm,
+        comm: MPI.Intracomm | Communicator,
         codec: str | Codec = "auto",
         *,
         roles: Mapping[str, str | Codec] | None = None,
@@ -56,11 +58,12 @@ class Communicator:
         Ranks that wait for each other in a circle get a DeadlockError after `timeout` seconds (None: never).
         """
         self._settings = Settings(codec, dict(roles or {}), chunk, slots, small, timeout)
-        self._plain = comm.Dup()
-        self.rank, self.size = comm.rank, comm.size
+        self._plain: MPI.Intracomm = (comm._plain if isinstance(comm, Communicator) else comm).Dup()
+        self._freed = False
+        self.rank, self.size = self._plain.rank, self._plain.size
         self._caller = Caller(self._plain, self._settings)
         self._p2p = PointToPoint(self._plain, self._caller, self._settings)
-        self._quick, self._engine = self._caller.quick, self._caller.engine
+        self._quick, self._engine = self._caller.straight.quick, self._caller.engine
         self._watch = self._engine.watch
 
     def __enter__(self) -> Communicator:
@@ -85,9 +88,25 @@ class Communicator:
 
         One that cannot be used any more is left to the end of MPI: not all ranks would come.
         """
-        self._caller.close()
-        if self._engine.broken is None:
+        broken = self._engine.broken is not None
+        if self._freed:
+            return
+        self._close(broken=broken)
+        if not broken:
             self._plain.Free()
+
+    def _close(self, *, broken: bool) -> None:
+        self._freed = True
+        self._caller.close(broken=broken)
+        self._p2p.close(broken=broken)
+        self._quick.clear()
+        self._engine.broken = self._engine.broken or SpecError(
+            "communicator",
+            expected="one that is in use",
+            got="one that was freed",
+            remedy="Make a new one.",
+            rank=self.rank,
+        )
 
     def Dup(self) -> Communicator:
         """Make another one with the same ranks and settings."""
@@ -103,7 +122,7 @@ class Communicator:
 
     def Shrink(self) -> Communicator:
         """Make one of the ranks that are still alive (an MPI with ULFM)."""
-        self._caller.close(broken=True)
+        self._close(broken=True)
         survivors = self._take_over(self._plain.Shrink())
         assert survivors is not None, "this rank is alive"
         return survivors
@@ -123,7 +142,7 @@ class Communicator:
 
     def register(self, name: str, collective: str, /, **options: Unpack[Options]) -> None:
         """Give a collective a name and options, to be run by `run` in any order among others with names."""
-        self._caller.register(name, collective, options)
+        self._caller.names.register(name, collective, options)
 
     def run(self, name: str, /, *args: Any, **options: Unpack[Options]) -> Request:
         """Start a registered collective on buffers; its arguments are those of mpi4py's method."""
@@ -131,7 +150,8 @@ class Communicator:
 
     def completed(self) -> list[str]:
         """Return the names that were completed since the last time somebody asked, in that order."""
-        return self._caller.completed()
+        self._caller.crank.turn()
+        return self._caller.names.completed()
 
     # Collectives
 
@@ -150,7 +170,7 @@ class Communicator:
             try:
                 self._plain.Bcast(buf, root)
             except MPI.Exception as error:
-                self._caller.check_dead(error)
+                self._caller.straight.check_dead(error)
                 raise
             finally:
                 watch.outside = None
@@ -176,7 +196,7 @@ class Communicator:
             try:
                 self._plain.Allreduce(sendbuf, recvbuf, op)
             except MPI.Exception as error:
-                self._caller.check_dead(error)
+                self._caller.straight.check_dead(error)
                 raise
             finally:
                 watch.outside = None
@@ -236,7 +256,7 @@ class Communicator:
 
     def Barrier(self) -> None:
         """Wait until all ranks are here."""
-        self._caller.barrier()
+        self._caller.straight.barrier()
 
     # Started again and again
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.schedule.ir import Algorithm
 
-__all__ = ["Choice", "Options"]
+__all__ = ["Choice", "Options", "Settings"]
 
 
 class Options(TypedDict, total=False):
@@ -39,3 +39,14 @@ class Choice(NamedTuple):
     """None for MPI's own."""
     piece: int = 0
     """Elements of a chunk."""
+
+
+class Settings(NamedTuple):
+    """What a communicator was made with."""
+
+    codec: str | Codec
+    roles: dict[str, str | Codec]
+    chunk: int
+    slots: int
+    small: int
+    timeout: float | None

@@ -57,7 +57,7 @@ def usable(comm: Communicator) -> bool:
 
 
 def main(case: str) -> None:
-    comm = Communicator(WORLD, "none", timeout=0.3)
+    comm = Communicator(WORLD, "split", timeout=0.3)
     told = [globals()[case](comm)]
     if case != "mixed":
         WORLD.Barrier()

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
 from mpi_gpucomp.codec import find, register
-from mpi_gpucomp.comm.p2p_line import Announcement
-from mpi_gpucomp.comm.p2p_outgoing import Outgoing
+from mpi_gpucomp.comm.p2p.line import Announcement
+from mpi_gpucomp.comm.p2p.outgoing import Outgoing
 from mpi_gpucomp.device import dtype_of_name, get_device
 from mpi_gpucomp.errors import FrameError, SpecError
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec import Codec
-    from mpi_gpucomp.comm.p2p_line import Line
+    from mpi_gpucomp.comm.p2p.line import Line
     from mpi_gpucomp.device import Buffer
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Blocks

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from mpi_gpucomp.codec import find, frame
-from mpi_gpucomp.comm.p2p_line import Announcement, damaged
-from mpi_gpucomp.comm.p2p_message import DEPTH, INLINE_BYTES, NOTE, Message
+from mpi_gpucomp.comm.p2p.line import Announcement, damaged
+from mpi_gpucomp.comm.p2p.message import DEPTH, INLINE_BYTES, NOTE, Message
 from mpi_gpucomp.errors import BufferError, PeerError
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec import Pending
-    from mpi_gpucomp.comm.p2p_line import Line
-    from mpi_gpucomp.comm.p2p_message import Moves
+    from mpi_gpucomp.comm.p2p.line import Line
+    from mpi_gpucomp.comm.p2p.message import Moves
     from mpi_gpucomp.device import Buffer, DType, Memory
     from mpi_gpucomp.engine.layout import Blocks
     from mpi_gpucomp.transport.base import Transfer

@@ -19,16 +19,17 @@ from mpi4py import MPI
 from mpi_gpucomp.codec import find
 from mpi_gpucomp.comm import specs
 from mpi_gpucomp.comm.forms import Form
-from mpi_gpucomp.comm.p2p_incoming import Incoming
-from mpi_gpucomp.comm.p2p_line import Line
-from mpi_gpucomp.comm.p2p_outgoing import Outgoing
+from mpi_gpucomp.comm.p2p.incoming import Incoming
+from mpi_gpucomp.comm.p2p.line import Line
+from mpi_gpucomp.comm.p2p.outgoing import Outgoing
 from mpi_gpucomp.comm.plain import Detour, passes
 from mpi_gpucomp.comm.request import PlainRequest, Request
 from mpi_gpucomp.errors import BufferError
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
-    from mpi_gpucomp.comm.caller import Caller, Settings
+    from mpi_gpucomp.comm.caller import Caller
+    from mpi_gpucomp.comm.options import Settings
     from mpi_gpucomp.engine.layout import Blocks
 
 __all__ = ["MessageRequest", "PointToPoint"]
@@ -43,13 +44,18 @@ class PointToPoint:
     """The messages of one communicator."""
 
     def __init__(self, plain: MPI.Intracomm, caller: Caller, settings: Settings) -> None:
-        """Let all ranks make one, on the communicator that messages without a codec take; it ends with that."""
+        """Let all ranks make one, on the communicator that messages without a codec take."""
         self._plain, self._caller, self._chunk = plain, caller, settings.chunk
         self._engine, self._crank = caller.engine, caller.crank
         codec = find(settings.codec)
         self._codec = None if codec.name in ("none", "auto") else codec
         self._line = Line(plain.Dup(), caller.transport, min(MOST_SHORT, settings.small))
-        plain.Set_attr(_keyval(), self._line)
+
+    def close(self, *, broken: bool) -> None:
+        """End the streams; all ranks do, unless some are `broken`, and free the duplicate."""
+        self._line.close()
+        if not broken:
+            self._line.comm.Free()
 
     def send(self, buf: Any, dest: int, tag: int, codec: str | Codec | None, chunk: int | None) -> None:
         """Send a message; come back when the buffer is free."""
@@ -154,7 +160,11 @@ class PointToPoint:
     def _block(self, method: str, buf: Any, rest: tuple[int, int], status: MPI.Status | None = None) -> None:
         """Let mpi4py do it, and go on with what is under way meanwhile if no thread does."""
         if self._passes(buf):
-            getattr(self._plain, method)(buf, *rest, *(() if status is None else (status,)))
+            try:
+                getattr(self._plain, method)(buf, *rest, *(() if status is None else (status,)))
+            except MPI.Exception as error:
+                self._caller.straight.check_dead(error)
+                raise
             return
         request = self._begin(f"I{method.lower()}", buf, rest)
         self._crank.wait_until(lambda: request.Test(status))
@@ -225,18 +235,3 @@ def _reaches(buf: Any) -> bool:
     if type(data) is np.ndarray:
         return bool(data.flags.forc) and isinstance(buf[-1], (MPI.Datatype, str))
     return data is None or isinstance(data, (bytes, bytearray, memoryview, type(MPI.BOTTOM)))
-
-
-_keyvals: list[int] = []
-
-
-def _keyval() -> int:
-    """Return what lines are attached by to the communicator that they end with, as MPI has it for libraries."""
-    if not _keyvals:
-        _keyvals.append(MPI.Comm.Create_keyval(None, _ended))
-    return _keyvals[0]
-
-
-def _ended(comm: MPI.Comm, keyval: int, line: Line) -> None:
-    line.close()
-    line.comm.Free()

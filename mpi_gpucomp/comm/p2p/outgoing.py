@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from mpi_gpucomp.codec import find, frame
-from mpi_gpucomp.comm.p2p_line import LEAST_ROOM, Announcement
-from mpi_gpucomp.comm.p2p_message import DEPTH, INLINE_BYTES, NOTE, Message
+from mpi_gpucomp.comm.p2p.line import LEAST_ROOM, Announcement
+from mpi_gpucomp.comm.p2p.message import DEPTH, INLINE_BYTES, NOTE, Message
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
-    from mpi_gpucomp.comm.p2p_line import Line
-    from mpi_gpucomp.comm.p2p_message import Moves
+    from mpi_gpucomp.comm.p2p.line import Line
+    from mpi_gpucomp.comm.p2p.message import Moves
     from mpi_gpucomp.device import Memory
     from mpi_gpucomp.engine.layout import Blocks
     from mpi_gpucomp.transport.base import Transfer

@@ -1,0 +1,158 @@
+"""Chooses for a call: its codec, its schedule, the size of its chunks, or MPI's own."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec.auto import Auto
+from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.comm.options import Choice
+from mpi_gpucomp.comm.plain import can_do
+from mpi_gpucomp.comm.tuning import Decision
+from mpi_gpucomp.errors import BufferError, ScheduleError, SpecError
+from mpi_gpucomp.schedule import xml
+from mpi_gpucomp.schedule.check import checked
+from mpi_gpucomp.schedule.ir import Algorithm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.forms import Form
+    from mpi_gpucomp.comm.options import Options, Settings
+    from mpi_gpucomp.comm.tuning import Tuner
+
+__all__ = ["Chooser"]
+
+
+class Chooser:
+    """The choices of one communicator; all ranks come to the same, from what all of them know."""
+
+    def __init__(
+        self, rank: int, size: int, settings: Settings, tuner: Tuner, meet: Callable[[str, str], None]
+    ) -> None:
+        """Choose for one rank of so many. `meet` lets all ranks compare what they say of a method, or raises."""
+        self._rank, self._size, self._settings, self._tuner, self._meet = rank, size, settings, tuner, meet
+        self._codecs = {role: find(codec) for role, codec in {**settings.roles, "": settings.codec}.items()}
+
+    def choose(self, method: str, form: Form | None, options: Options, *, blocking: bool) -> Choice:
+        """Choose; a call that may not wait for others takes what is known."""
+        name, wanted = options.get("name"), options.get("algorithm")
+        if form is None or form.collective == "scan":
+            self._check_mpi_can(method, form, options)
+            return Choice(None, None)
+        codec = self._codec(form, options)
+        free = name is None and wanted is None
+        if free and self.is_small(form, codec):
+            return Choice(codec, None)
+        chunk = options.get("chunk") or self._settings.chunk
+        if isinstance(codec, Auto):
+            codec = self._tuner.codec
+            if free and form.counts is not None and can_do(form):
+                decision = self._decide(method, form, blocking=blocking)
+                codec = codec if decision.encoded else find("none")
+                wanted, chunk = decision.algorithm, options.get("chunk") or decision.chunk
+                if wanted is None:
+                    return Choice(self._tuner.codec, None)
+        piece = max(1, chunk // form.some.buffer.dtype.itemsize)
+        return Choice(codec, self._algorithm(form, wanted), piece)
+
+    def _decide(self, method: str, form: Form, *, blocking: bool) -> Decision:
+        """Let `auto` decide; the first time it measures, once all ranks have said that they want the same."""
+        if not self._tuner.knows(form.collective):
+            if not blocking:
+                name = algorithms(form.collective)[0].name
+                return Decision(name, self._settings.chunk, encoded=True)
+            self._meet(method, f"{form.said}, auto")
+            self._tuner.measure(form.collective, form.some.buffer.device)
+        assert form.counts is not None
+        nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
+        return self._tuner.decide(form, nbytes, blocking=blocking)
+
+    def _check_mpi_can(self, method: str, form: Form | None, options: Options) -> None:
+        """Raise where the caller asks for more than MPI can do."""
+        if form is not None and not can_do(form):
+            raise BufferError(
+                method,
+                expected="elements of a type that MPI has operations for",
+                got=str(form.some.buffer.dtype),
+                remedy="Convert them to float32 first.",
+                rank=self._rank,
+            )
+        asked = [key for key in ("name", "algorithm", "codec") if options.get(key) is not None]
+        if asked:
+            raise SpecError(
+                method,
+                expected=f"elements and an operation that can go with {', '.join(asked)}",
+                got="a collective, a derived datatype, an operation or elements that only MPI knows",
+                remedy=f"Leave {', '.join(asked)} out.",
+                rank=self._rank,
+            )
+
+    def _codec(self, form: Form, options: Options) -> Codec:
+        """Return the codec of a call; the communicator's own stands back where it cannot hold the elements."""
+        dtype = form.some.buffer.dtype
+        explicit = options.get("codec")
+        if explicit is not None:
+            codec = find(explicit)
+            codec.check_dtype(dtype)
+            return codec
+        role = options.get("role") or ""
+        if role not in self._codecs:
+            known = ", ".join(sorted(filter(None, self._codecs)))
+            raise SpecError(
+                "role",
+                expected=f"one of {known}" if known else "none: the communicator has no roles",
+                got=repr(role),
+                remedy="Give the communicator a codec for it: Communicator(..., roles={...}).",
+                rank=self._rank,
+            )
+        codec = self._codecs[role]
+        return codec if dtype.name in codec.dtypes else find("none")
+
+    def is_small(self, form: Form, codec: Codec | None) -> bool:
+        """Say whether MPI's own is at least as fast, from what all ranks know."""
+        if codec is None or not can_do(form):
+            return False
+        if form.counts is None:
+            # Open MPI 5 gives wrong results in MPI_Ialltoallv in place where some counts are 0.
+            return codec.name == "none" and not (form.collective == "alltoall" and form.in_place)
+        nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
+        small, chunk = self._settings.small, self._settings.chunk
+        # Without a codec a single chunk gains nothing from a schedule.
+        return nbytes <= (max(small, chunk) if small and codec.name == "none" else small)
+
+    def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
+        """Return the schedule for a call: by its name, from a file, or as given."""
+        if isinstance(wanted, str) and not wanted.endswith(".xml"):
+            return build(form.collective, wanted, self._size, form.root, in_place=form.in_place)
+        if wanted is None:
+            name = algorithms(form.collective)[0].name
+            return build(form.collective, name, self._size, form.root, in_place=form.in_place)
+        given = checked(wanted) if isinstance(wanted, Algorithm) else _from_file(wanted)
+        self._check_fits(given, form)
+        return given
+
+    def _check_fits(self, given: Algorithm, form: Form) -> None:
+        # The root alone says that it works in place; to the others a schedule is the same either way.
+        elsewhere = form.root != self._rank and form.collective in ("reduce", "gather", "scatter")
+        wanted = form.collective, self._size, given.in_place if elsewhere else form.in_place, form.root
+        got = given.collective, given.ranks, given.in_place, given.goal.root
+        if wanted != got:
+            kind = "{} on {} ranks, in place: {}, root {}"
+            raise ScheduleError(
+                f"algorithm {given.name}",
+                expected=kind.format(*wanted),
+                got=kind.format(*got),
+                remedy="Load a schedule that was made for this call.",
+                rank=self._rank,
+            )
+
+
+@lru_cache(maxsize=64)
+def _from_file(path: str) -> Algorithm:
+    """Read and check a schedule once."""
+    return checked(xml.read(Path(path)))

@@ -1,0 +1,165 @@
+"""Calls of MPI's own, made for a Communicator: compared among the ranks first, watched, and their errors understood."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from mpi_gpucomp.comm.plain import Detour, passes
+from mpi_gpucomp.comm.request import PlainRequest, Request
+from mpi_gpucomp.engine.job import Job
+from mpi_gpucomp.engine.meeting import Meeting
+from mpi_gpucomp.transport.mpi import lost, means_death
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi_gpucomp.comm.forms import Form
+    from mpi_gpucomp.comm.options import Choice, Options
+    from mpi_gpucomp.engine.engine import Engine
+    from mpi_gpucomp.engine.progress import Crank
+
+__all__ = ["Straight"]
+
+REVOKED_SECONDS = 1.0
+"""How long a call of MPI's own may take to come back once it was revoked; an MPI with no ULFM does not even say so."""
+
+
+class Straight:
+    """The way of one communicator to MPI."""
+
+    def __init__(self, plain: MPI.Intracomm, engine: Engine, crank: Crank) -> None:
+        """Call the methods of `plain`, which nobody else uses."""
+        self._plain, self._engine, self._crank, self._watch = plain, engine, crank, engine.watch
+        engine.watch.stuck_outside = self._end_it
+        self._agreed: set[object] = set()
+        """Kinds of calls that all ranks were found to make alike."""
+        self.quick: set[tuple[int, str, int] | None] = set()
+        """Those on numpy's arrays that can be told by length, type and root or operation, to lose no time on them."""
+
+    def block(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> None:
+        """Make a call of MPI's own; the first of its kind only when all ranks have said that they do."""
+        meeting = self._meeting(method, form, choice)
+        if meeting is not None:
+            self._crank.submit(meeting, background=False)
+            Request(meeting, self._crank).Wait()
+        self._watch.note(sum(_extent(form)))
+        self._plainly(method, form, args)
+
+    def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...]) -> Any:
+        """Call MPI, by way of the host where it cannot reach the elements."""
+        if form is None or passes(form, args):
+            return self.call(method, args)
+        detour = Detour(method, form, args)
+        try:
+            return self.call(method, detour.args)
+        finally:
+            detour.finish()
+
+    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Call MPI, and go on with what is under way meanwhile if no thread does.
+
+        Then all ranks do the same, busy or not: MPI does not match a collective that blocks with one that does not.
+        """
+        if self._crank.background:
+            self._watch.outside = method
+            try:
+                return getattr(self._plain, method)(*args)
+            finally:
+                self._watch.outside = None
+        request = getattr(self._plain, f"I{method.lower()}")(*args)
+        while not request.Test():
+            self._crank.turn()
+        return None
+
+    def told(self, method: str, options: Options) -> Callable[[], None] | None:
+        """Return what calls back for a call of MPI's own; if it raises, the other ranks hear so at their next call."""
+        callback = options.get("callback")
+        if callback is None:
+            return None
+
+        def told() -> None:
+            try:
+                callback()
+            except Exception as error:
+                with self._crank.lock:
+                    self._engine.alarm(Job(Meeting(method)), error)
+                raise
+
+        return told
+
+    def start(
+        self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice, told: Callable[[], None] | None
+    ) -> Request:
+        """Start a call of MPI's own; `told` is called when it is complete."""
+        meeting = self._meeting(method, form, choice)
+        if meeting is not None:
+            self._crank.submit(meeting)
+        self._watch.note(sum(_extent(form)))
+        if form is None or passes(form, args):
+            request, detour = getattr(self._plain, f"I{method.lower()}")(*args), None
+        else:
+            detour = Detour(method, form, args)
+            request = getattr(self._plain, f"I{method.lower()}")(*detour.args)
+        return PlainRequest(request, meeting, self._crank, (args, form), detour, self.check_dead, told)
+
+    def _meeting(self, method: str, form: Form | None, choice: Choice) -> Job | None:
+        """Return the call in which the ranks compare what they are about to do, unless they have done so before."""
+        nbytes, root = _extent(form)
+        codec = f", {choice.codec.spec}" if choice.codec else ""
+        said = f"{form.said if form else 'elements that only MPI knows'}{codec}, by MPI's own"
+        kind = (method, nbytes.bit_length(), form.some.buffer.dtype.name, root, form.op, codec) if form else (method,)
+        if self._plain.size == 1 or kind in self._agreed:
+            return None
+        self._agreed.add(kind)
+        job = Job(Meeting(method), said, trace=self._watch.trace)
+        job.when_done = self._forget_if_wrong
+        return job
+
+    def _forget_if_wrong(self, meeting: Job) -> None:
+        """Ask again from now on: when ranks disagree, so do their memories of what they agreed on."""
+        if meeting.error is not None:
+            self._agreed.clear()
+            self.quick.clear()
+
+    def _end_it(self, error: Exception) -> None:
+        """End a call of MPI's own that will never come back: revoke it where MPI can, else end the job, saying why."""
+        step = self._watch.steps
+        with suppress(MPI.Exception, NotImplementedError):
+            self._plain.Revoke()
+        time.sleep(REVOKED_SECONDS)
+        if self._watch.outside is not None and self._watch.steps == step:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            MPI.COMM_WORLD.Abort(1)
+
+    def check_dead(self, error: MPI.Exception) -> None:
+        """Raise our error instead of MPI's where a rank is dead, and let all ranks hear of it."""
+        if means_death(error, self._plain):
+            with self._crank.lock:
+                self._engine.give_up(lost(error, self._plain.rank, self._plain))
+                assert self._engine.broken is not None
+                raise self._engine.broken from error
+
+    def meet(self, method: str, said: str) -> None:
+        """Wait until all ranks have said the same of a call; raise if they do not."""
+        meeting = Job(Meeting(method), said, trace=self._watch.trace)
+        self._crank.submit(meeting, background=False)
+        Request(meeting, self._crank).Wait()
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._watch.note(0)
+        try:
+            self.call("Barrier", ())
+        except MPI.Exception as error:
+            self.check_dead(error)
+            raise
+
+
+def _extent(form: Form | None) -> tuple[int, int]:
+    """Return the bytes of a call, as far as all ranks know them, and its root."""
+    return (sum(form.counts or ()) * form.some.buffer.dtype.itemsize, form.root) if form else (0, 0)
