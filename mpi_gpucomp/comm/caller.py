@@ -111,6 +111,10 @@ class Caller:
             return lambda: self.straight.start(method, form, args, choice, told)
         return lambda: Request(self._submit(form, choice, options, background=True), self.crank, form)
 
+    def tune(self, methods: tuple[str, ...]) -> None:
+        """Measure for `auto` now."""
+        self._chooser.tune(methods)
+
     def run(self, name: str, args: tuple[Any, ...], options: Options) -> Request:
         """Start a named collective that was registered."""
         known = self.names.find(name)
@@ -136,6 +140,8 @@ class Caller:
         self, method: str, args: tuple[Any, ...], options: Options, *, blocking: bool
     ) -> tuple[Form | None, Choice]:
         """Read a call and choose its way. If it is wrong, the other ranks hear so."""
+        if self.engine.broken is not None:
+            raise self.engine.broken
         try:
             form = FORMS[method](Place(method, self.rank, self.size), *args)
             return form, self._chooser.choose(method, form, options, blocking=blocking)

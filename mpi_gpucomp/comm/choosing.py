@@ -11,7 +11,7 @@ from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.comm.options import Choice
 from mpi_gpucomp.comm.plain import can_do
-from mpi_gpucomp.comm.tuning import Decision
+from mpi_gpucomp.comm.tuning import METHODS, OWN
 from mpi_gpucomp.errors import BufferError, ScheduleError, SpecError
 from mpi_gpucomp.schedule import xml
 from mpi_gpucomp.schedule.check import checked
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.comm.forms import Form
     from mpi_gpucomp.comm.options import Options, Settings
-    from mpi_gpucomp.comm.tuning import Tuner
+    from mpi_gpucomp.comm.tuning import Decision, Tuner
 
 __all__ = ["Chooser"]
 
@@ -64,13 +64,28 @@ class Chooser:
         """Let `auto` decide; the first time it measures, once all ranks have said that they want the same."""
         if not self._tuner.knows(form.collective):
             if not blocking:
-                name = algorithms(form.collective)[0].name
-                return Decision(name, self._settings.chunk, encoded=True)
+                return OWN
             self._meet(method, f"{form.said}, auto")
             self._tuner.measure(form.collective, form.some.buffer.device)
         assert form.counts is not None
         nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
         return self._tuner.decide(form, nbytes, blocking=blocking)
+
+    def tune(self, methods: tuple[str, ...]) -> None:
+        """Measure what these methods need to be known for `auto`: all ranks do, together."""
+        for wanted in methods:
+            collective = next((name for name, (method, _) in METHODS.items() if method.lower() == wanted.lower()), None)
+            if collective is None:
+                raise SpecError(
+                    "tune",
+                    expected=f"some of {', '.join(method for method, _ in METHODS.values())}",
+                    got=repr(wanted),
+                    remedy="Name the methods that will be called.",
+                    rank=self._rank,
+                )
+            if not self._tuner.knows(collective):
+                self._meet("tune", collective)
+                self._tuner.measure(collective, "host")
 
     def _check_mpi_can(self, method: str, form: Form | None, options: Options) -> None:
         """Raise where the caller asks for more than MPI can do."""
@@ -119,7 +134,8 @@ class Chooser:
             return False
         if form.counts is None:
             # Open MPI 5 gives wrong results in MPI_Ialltoallv in place where some counts are 0.
-            return codec.name == "none" and not (form.collective == "alltoall" and form.in_place)
+            wrong = form.collective == "alltoall" and form.in_place
+            return codec.name in ("none", "auto") and not wrong
         nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
         small, chunk = self._settings.small, self._settings.chunk
         # Without a codec a single chunk gains nothing from a schedule.

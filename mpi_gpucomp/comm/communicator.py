@@ -138,6 +138,14 @@ class Communicator:
     def _like(self, comm: MPI.Intracomm) -> Communicator:
         return type(self)(comm, **self._settings._asdict())
 
+    def tune(self, *methods: str) -> None:
+        """Measure now what codec="auto" decides these methods by, such as "Bcast": all ranks call it together.
+
+        Blocking calls do so the first time by themselves. Those with an I cannot wait for others, and are MPI's own
+        until their method is known.
+        """
+        self._caller.tune(methods or ("Bcast", "Allreduce"))
+
     # Names
 
     def register(self, name: str, collective: str, /, **options: Unpack[Options]) -> None:

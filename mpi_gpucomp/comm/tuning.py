@@ -2,7 +2,8 @@
 
 All ranks must decide alike. So they decide by numbers that they have measured and agreed on together, and by the length
 of the message. Only where its compressibility would tip the scale does each rank that has data take a sample, and they
-agree on the worst. Measuring takes all ranks, so it is done by the first blocking call of each collective.
+agree on the worst. Measuring takes all ranks, so it is done by the first blocking call of each collective, or by
+`Communicator.tune`; until then a call that is only started is MPI's own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.comm.calibrate import Calibration
     from mpi_gpucomp.comm.forms import Form
 
-__all__ = ["Decision", "Tuner"]
+__all__ = ["METHODS", "OWN", "Decision", "Tuner"]
 
 OPTIMISTIC = 8.0
 """A ratio beyond what to hope for."""

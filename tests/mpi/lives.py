@@ -197,7 +197,47 @@ def error_of_any(call: object) -> str:
     return "no error"
 
 
+def persistent(ledger: Ledger, comm: Communicator) -> None:
+    """Start the same calls again and again, on buffers that change in between."""
+    for count in (3, LARGE):
+        sent, total, values = ranks(count), ranks(count), ranks(count)
+        for options in ({}, {"codec": "split", "algorithm": "ring"}):
+            again = comm.Allreduce_init(sent, total, **options)
+            for turn in range(3):
+                sent[:] = RANK + turn
+                again.Start()
+                ledger.check("still active" in error_of_any(again.Start), "a second start")
+                again.Wait()
+                ledger.check(bool((total == SUM + SIZE * turn).all()), f"Allreduce_init {turn}", total[:5])
+            again.Free()
+            ledger.check("was freed" in error_of_any(again.Start), "a start after Free")
+        roots = [comm.Bcast_init(values, root) for root in RANKS]
+        for root, request in enumerate(roots):
+            values[:] = RANK
+            request.Start()
+            while not request.Test():
+                pass
+            ledger.check(bool((values == root).all()), f"Bcast_init {root}", values[:5])
+
+
 # Communicators
+
+
+def of_one_of_ours(ledger: Ledger) -> None:
+    """Make one of one of ours, measure at once, and use it no more once it is freed."""
+    with Communicator(WORLD, "mpc") as outer:
+        comm = Communicator(outer)
+        comm.tune("Allreduce")
+        wrong = "rank 0: tune: expected some of Bcast, Reduce, Allreduce, Allgather, Reduce_scatter_block, Alltoall, "
+        wrong += "Gather, Scatter, got 'Bkast'. Name the methods that will be called."
+        ledger.same("tune", error_of_any(lambda: comm.tune("Bkast")), f"SpecError: {wrong.replace('0', str(RANK), 1)}")
+        total = ranks()
+        comm.Iallreduce(MPI.IN_PLACE, total).Wait()
+        ledger.check(summed([total]), "one of ours", total[:5])
+        comm.Free()
+        comm.Free()
+        freed = "communicator: expected one that is in use, got one that was freed. Make a new one."
+        ledger.same("use after Free", error_of_any(lambda: comm.Bcast(total)), f"SpecError: rank {RANK}: {freed}")
 
 
 def parts(ledger: Ledger, comm: Communicator) -> None:
@@ -242,6 +282,7 @@ def lives(ledger: Ledger, comms: dict[str, Communicator]) -> None:
     for comm in comms.values():
         for test in (requests, many_in_flight, one_buffer_for_both, shares_left_out, after_one_without_gaps):
             test(ledger, comm)
-        for test in (names, callbacks, callback_that_starts_another, parts):
+        for test in (names, callbacks, callback_that_starts_another, persistent, parts):
             test(ledger, comm)
     callback_that_raises(ledger)
+    of_one_of_ours(ledger)
