@@ -9,7 +9,8 @@ import pytest
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.codec import find, register
+from mpi_gpucomp.codec import find, register, registry
+from mpi_gpucomp.codec.registry import registered
 from mpi_gpucomp.comm.p2p.line import Announcement
 from mpi_gpucomp.comm.p2p.outgoing import Outgoing
 from mpi_gpucomp.device import dtype_of_name, get_device
@@ -99,7 +100,7 @@ def test_a_damaged_first_part_is_named(comm, monkeypatch, count):
     assert not room.any()
 
 
-def test_a_codec_that_only_the_sender_knows_is_named(comm):
+def test_a_codec_that_only_the_sender_knows_is_named(comm, monkeypatch):
     class Private(type(find("none"))):
         name, wire_id = "private", 0xF0030000
         spec = "private"
@@ -109,6 +110,7 @@ def test_a_codec_that_only_the_sender_knows_is_named(comm):
     with pytest.raises(SpecError, match=r"^codec: expected one of .*, got 'private'\. "):
         comm.Recv(np.zeros(10_000, np.float32))
     request.Wait()
+    monkeypatch.setattr(registry, "_entries", registered())
     register("private", lambda parameters: Private(), "tests")
     room = np.zeros(10_000, np.float32)
     comm.Sendrecv(np.ones(10_000, np.float32), 0, 0, room, codec="private")
