@@ -147,11 +147,14 @@ def _best(collective: str, nbytes: int, ranks: int, figures: Figures, coding: Co
     """Return the quickest way through the engine, the measured algorithm first where it is nearly as quick."""
     names = [row.name for row in algorithms(collective) if not row.two_level]
     codings = {False: figures.plain} | ({True: coding} if coding and coding.ratio > 1 else {})
+    # A sum waits for what it is made of, so a pipeline of reductions is never deep: what was measured is all to go by.
+    most = DEFAULT_CHUNK if COLLECTIVES[collective].reduces else CHUNKS[-1]
     choices = [
         Choice(name, chunk, encoded, _seconds(collective, name, figures, nbytes, ranks, chunk, codings[encoded]))
         for name in (names if ranks <= MOST_RANKS else names[:1])
         for encoded in codings
         for chunk in CHUNKS
+        if chunk <= most
     ]
     return min(choices, key=lambda choice: choice.seconds * (1 if choice.algorithm == names[0] else UNMEASURED))
 

@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 __all__ = ["Calibration", "calibrate"]
 
 ROUNDS = 4
+FEWEST = 3
+"""Rounds that are made beyond the budget, unless they are slow: a single one may have met something else."""
 BUDGET = 0.025
 """Seconds after which a measurement is not repeated."""
 OWN_BYTES = (1 << 16, 1 << 20, 1 << 23)
 SLOW = 0.1
 """Seconds after which no larger message is tried."""
 LINK_BYTES = (1 << 16, 1 << 20, 1 << 22)
-LINK_SLOW = 0.01
+LINK_SLOW = 0.05
 SMALL_MESSAGES = 20
 ENGINE_SHORT, ENGINE_LONG = 1 << 16, 1 << 22
 CODED_BYTES = 1 << 19
@@ -106,7 +108,7 @@ def calibrate(
 def _seconds(comm: MPI.Intracomm, run: Run) -> float:
     """Return the least time that something took the slowest rank, in a few tries of which the first warms up."""
     times: list[float] = []
-    while len(times) < ROUNDS and sum(times) < BUDGET:
+    while len(times) < ROUNDS and (sum(times) < BUDGET or (len(times) < FEWEST and sum(times) < SLOW)):
         comm.Barrier()
         times += _agreed(comm, [_timed(run)])
     return min(times)
@@ -146,13 +148,14 @@ def _link(comm: MPI.Intracomm) -> Link:
             comm.Sendrecv(sent[:nbytes], after, 0, received[:nbytes], before, 0)
 
     latency = _seconds(comm, partial(pass_on, 1, SMALL_MESSAGES)) / SMALL_MESSAGES
-    per_byte = 0.0
+    measured = [(0, latency)]
     for nbytes in LINK_BYTES:
-        seconds = _seconds(comm, partial(pass_on, nbytes))
-        per_byte = max(0.0, seconds - latency) / nbytes
-        if seconds > LINK_SLOW:
+        measured.append((nbytes, _seconds(comm, partial(pass_on, nbytes))))
+        if measured[-1][1] > LINK_SLOW:
             break
-    return Link(latency, per_byte)
+    # The difference of the two longest: what a message costs besides its bytes drops out.
+    (less, sooner), (more, later) = measured[-2:]
+    return Link(latency, max(0.0, later - sooner) / (more - less))
 
 
 def _costs(comm: MPI.Intracomm, link: Link, device: str) -> Costs:

@@ -138,8 +138,8 @@ class Chooser:
             return codec.name in ("none", "auto") and not wrong
         nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
         small, chunk = self._settings.small, self._settings.chunk
-        # Without a codec a single chunk gains nothing from a schedule.
-        return nbytes <= (max(small, chunk) if small and codec.name == "none" else small)
+        # Without a codec that somebody asked for, a single chunk gains nothing from a schedule.
+        return nbytes <= (max(small, chunk) if small and codec.name in ("none", "auto") else small)
 
     def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
         """Return the schedule for a call: by its name, from a file, or as given."""

@@ -28,6 +28,8 @@ __all__ = ["METHODS", "OWN", "Decision", "Tuner"]
 
 OPTIMISTIC = 8.0
 """A ratio beyond what to hope for."""
+TYPICAL = {"float16": 1.2, "bfloat16": 1.45, "float32": 1.15, "float64": 1.1}
+"""Ratios of `split` on weights and gradients."""
 METHODS = {
     "broadcast": ("Bcast", (1,)),
     "reduce": ("Reduce", (1, 1)),
@@ -85,14 +87,14 @@ class Tuner:
         known, dtype = self._known[form.collective], form.some.buffer.dtype
         candidates = [codec.name for codec in CANDIDATES.get(dtype.name, GENERAL)]
         raw = known.choose(nbytes, dtype)
-        best = min((known.choose(nbytes, dtype, name, OPTIMISTIC) for name in candidates), key=lambda one: one.seconds)
-        if best.algorithm is None:
+        if raw.algorithm is not None:
+            # Whether a chunk is encoded is decided by what is in it; a sum waits for that, so there it must be likely.
+            ratio = TYPICAL.get(dtype.name, 1.0) if COLLECTIVES[form.collective].reduces else OPTIMISTIC
+            encoded = any(known.choose(nbytes, dtype, name, ratio).encoded for name in candidates)
+            return Decision(raw.algorithm, raw.chunk, encoded)
+        if not blocking or not any(known.choose(nbytes, dtype, name, OPTIMISTIC).algorithm for name in candidates):
             return OWN
-        if raw.algorithm is None:
-            if not blocking:
-                return OWN
-            codec, ratio = self._sampled(form)
-            best = known.choose(nbytes, dtype, codec, ratio)
+        best = known.choose(nbytes, dtype, *self._sampled(form))
         return Decision(best.algorithm, best.chunk, best.encoded)
 
     def _sampled(self, form: Form) -> tuple[str, float]:
