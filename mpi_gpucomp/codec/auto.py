@@ -61,9 +61,9 @@ CODINGS: tuple[tuple[Codec, str], ...] = (
 MARGIN = 1.05
 """How many times faster than raw a codec must promise to be."""
 PIECE_BYTES, PIECES = 4096, 3
-SAMPLE_SHARE = 0.06
-"""What samples may take of the time that the raw chunk would; most chunks take part in a sample that is there."""
 CHUNKS_PER_SAMPLE = 8
+SAMPLE_SHARE = 0.03 * CHUNKS_PER_SAMPLE
+"""What samples may take of the time that the raw chunk would; most chunks take part in a sample that is there."""
 MOST_REMEMBERED = 64
 PREFIX = struct.Struct("<II")
 
@@ -124,6 +124,7 @@ class Auto(KernelCodec):
 
     name: ClassVar[str] = "auto"
     lossless: ClassVar[bool] = True
+    shared: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = tuple(dtype.name for dtype in DTYPES)
 
     def __init__(self, costs: Costs = ASSUMED) -> None:

@@ -64,6 +64,9 @@ class Codec(ABC):
     dtypes: ClassVar[tuple[str, ...]]
     """Names of the element types that it takes."""
 
+    shared: ClassVar[bool] = True
+    """Whether one with an equal spec can stand in for it."""
+
     @property
     @abstractmethod
     def spec(self) -> str:

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import zlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.codec.base import Pending
 from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.device import library
 from mpi_gpucomp.device.dtype import DType, dtype_of_code
 from mpi_gpucomp.errors import FrameError
 
@@ -60,13 +62,20 @@ class Header:
 
     def pack(self) -> bytes:
         """Return the bytes of the header."""
-        flags = RAW * self.raw | CHECKED * self.checked
-        kind = (MAGIC, VERSION, flags, self.dtype.code, 0, self.wire_id)
-        return LAYOUT.pack(*kind, self.checksum, self.sequence, self.plain, self.encoded, 0)
+        return self._packed(self.checksum)
+
+    def seal(self, payload: int) -> int:
+        """Return the checksum that the header should have, given that of the payload."""
+        return _joined(self._packed(0), payload, self.encoded)
 
     def sealed(self, payload: int) -> Header:
         """Return the header with its checksum, given that of the payload."""
-        return replace(self, checksum=_joined(replace(self, checksum=0).pack(), payload, self.encoded))
+        return replace(self, checksum=self.seal(payload))
+
+    def _packed(self, checksum: int) -> bytes:
+        flags = RAW * self.raw | CHECKED * self.checked
+        kind = (MAGIC, VERSION, flags, self.dtype.code, 0, self.wire_id)
+        return LAYOUT.pack(*kind, checksum, self.sequence, self.plain, self.encoded, 0)
 
 
 def parse(data: bytes, *, where: str = "frame") -> Header:
@@ -93,11 +102,23 @@ def room(codec: Codec, count: int, dtype: DType) -> int:
     return HEADER_BYTES + max(codec.max_encoded(count, dtype), count * dtype.itemsize)
 
 
-def encode(codec: Codec, source: Buffer, to: Memory, sequence: int, stream: Stream, *, checked: bool = True) -> Pending:
-    """Queue the encoding of a chunk as a frame in `to`, which holds `room` bytes; the answer is its length."""
+def encode(
+    codec: Codec,
+    source: Buffer,
+    to: Memory,
+    sequence: int,
+    stream: Stream,
+    *,
+    checked: bool = True,
+    raw: bool = False,
+) -> Pending:
+    """Queue the encoding of a chunk as a frame in `to`, which holds `room` bytes; the answer is its length.
+
+    With `raw` it is not encoded, as one that does not shrink.
+    """
     payload = to.part(HEADER_BYTES, to.nbytes - HEADER_BYTES)
-    pending = codec.encode(source, payload, stream)
-    expected = codec.encoded_size(source.count, source.dtype)
+    pending = (Nothing() if raw else codec).encode(source, payload, stream)
+    expected = source.nbytes if raw else codec.encoded_size(source.count, source.dtype)
     early = _Checksum(payload.address, expected, stream) if checked and expected is not None else None
 
     def answer() -> int:
@@ -107,16 +128,16 @@ def encode(codec: Codec, source: Buffer, to: Memory, sequence: int, stream: Stre
             if early:
                 early.discard()
             raise
-        raw = size is None or (size >= source.nbytes > 0 and not isinstance(codec, Nothing))
-        if raw:
+        unfit = size is None or (size >= source.nbytes > 0 and not isinstance(codec, Nothing))
+        if unfit and not raw:
             size = Nothing().encode(source, payload, stream).size()
             if early:
                 early.discard()
         assert size is not None
-        header = Header(codec.wire_id, source.dtype, sequence, source.nbytes, size, raw, checked)
+        header = Header(codec.wire_id, source.dtype, sequence, source.nbytes, size, raw or unfit, checked)
         if checked:
-            checksum = early if early and not raw else _Checksum(payload.address, size, stream)
-            header = header.sealed(checksum.value())
+            reused = early if raw or not unfit else None
+            header = header.sealed(reused.value() if reused else _of_written(payload.address, size, stream))
         _write(header.pack(), to, stream)
         return HEADER_BYTES + size
 
@@ -137,7 +158,7 @@ def verify(header: Header, source: Memory, stream: Stream, *, where: str = "fram
     if HEADER_BYTES + header.encoded > source.nbytes:
         raise _broken(where, f"{HEADER_BYTES + header.encoded} bytes", f"{source.nbytes}")
     if header.checked:
-        _check(header, _Checksum(source.address + HEADER_BYTES, header.encoded, stream), where)
+        _check(header, _of_written(source.address + HEADER_BYTES, header.encoded, stream), where)
 
 
 def decode(
@@ -158,20 +179,20 @@ def decode(
     checksum = None if verified or not header.checked else _Checksum(payload.address, header.encoded, stream)
     # Damage that would spoil what is there already, or the device, is looked for first; else it is found at the end.
     if checksum and (op != "replace" or not codec.tolerates_damage(stream)):
-        _check(header, checksum, where)
+        _check(header, checksum.value(), where)
         checksum = None
     pending = (Nothing() if header.raw else codec).decode_reduce(payload, header.encoded, to, op, stream)
 
     def answer() -> int | None:
         if checksum:
-            _check(header, checksum, where)
+            _check(header, checksum.value(), where)
         return pending.size()
 
     return Pending(pending.done, answer) if checksum else pending
 
 
-def _check(header: Header, checksum: _Checksum, where: str) -> None:
-    if header.sealed(checksum.value()) != header:
+def _check(header: Header, payload: int, where: str) -> None:
+    if header.seal(payload) != header.checksum:
         raise _broken(where, f"the checksum {header.checksum:#010x}", "another one")
 
 
@@ -212,6 +233,33 @@ class _Checksum:
         self._event.wait()
         with self._result as result:
             return ctypes.c_uint32.from_address(result.address).value
+
+
+def _of_written(address: int, nbytes: int, stream: Stream) -> int:
+    """Return the Adler-32 of bytes that are there already, whatever the stream has still to do."""
+    if stream.device.name != "host":
+        return _Checksum(address, nbytes, stream).value()
+    # On the host without the stream: others' work may be queued there, and this is far shorter than to wait for it.
+    tiles = -(-nbytes // CHECKSUM_TILE)
+    if len(_here.partials) <= tiles:
+        _here.partials = (ctypes.c_uint64 * (tiles + 1))()
+    result = ctypes.addressof(_here.partials)
+    for kernel, items, args in (
+        ("checksum_tiles", tiles, (address, nbytes, result + 8)),
+        ("checksum_join", 1, (result + 8, nbytes, result)),
+    ):
+        library.kernel(kernel)(ctypes.c_int64(0), ctypes.c_int64(items), *library.arguments(args))
+    return int(_here.partials[0]) & 0xFFFFFFFF
+
+
+class _Here(threading.local):
+    """Room for the sums of one thread."""
+
+    def __init__(self) -> None:
+        self.partials: Any = (ctypes.c_uint64 * 1)()
+
+
+_here = _Here()
 
 
 def _joined(front: bytes, payload: int, nbytes: int) -> int:

@@ -90,6 +90,8 @@ def _parsed(spec: str) -> Codec:
 def _wrong(got: str, name: str) -> SpecError:
     near = get_close_matches(name, _entries, 1)
     remedy = f"Did you mean {near[0]}?" if near else "Write for example zfp:rate=8, split or none."
+    if name == "delta":
+        remedy = "It remembers what it has sent: pass it to Bcast_init, or to the syncs of mpi_gpucomp.torch."
     return SpecError("codec", expected=f"one of {', '.join(sorted(_entries))}", got=got, remedy=remedy)
 
 
