@@ -17,21 +17,28 @@ if TYPE_CHECKING:
 __all__ = ["ALGORITHMS"]
 
 
+RINGS = 2
+"""One ring waits for each sum before it sends it on; meanwhile the wire is the other one's."""
+
+
 def ring(plan: Plan) -> None:
-    """Add up each rank's chunk around a ring, then pass the sums around it."""
-    plan.cut(plan.ranks)
-    _ring(plan, Sums(plan), range(plan.ranks))
+    """Add up each rank's chunks around rings, then pass the sums around them."""
+    plan.cut(RINGS * plan.ranks)
+    sums = Sums(plan)
+    for channel in range(RINGS):
+        _ring(plan, sums, range(plan.ranks), channel)
     _alone(plan)
 
 
-def _ring(plan: Plan, sums: Sums, group: Sequence[int]) -> None:
-    sums.ring(group)
+def _ring(plan: Plan, sums: Sums, group: Sequence[int], channel: int = 0) -> None:
     size = len(group)
+    first = channel * size
+    sums.ring(group, first, channel)
     for step in range(size - 1):
         with plan.round():
             for at in range(size):
-                chunk = o((at - step) % size)
-                plan.copy(group[at], chunk, group[(at + 1) % size], chunk)
+                chunk = o(first + (at - step) % size)
+                plan.copy(group[at], chunk, group[(at + 1) % size], chunk, channel=channel)
 
 
 def recursive_doubling(plan: Plan) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.collectives.row import Row, binomial
-from mpi_gpucomp.collectives.sums import Sums
-from mpi_gpucomp.schedule.build import i, o
+from mpi_gpucomp.collectives.sums import Sums, alone
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.build import Plan
@@ -19,7 +18,7 @@ def chain(plan: Plan) -> None:
     sums = Sums(plan)
     for rank in reversed(range(1, plan.ranks)):
         sums.add((rank, rank - 1, 0, 1))
-    _alone(plan)
+    alone(plan)
 
 
 def binomial_tree(plan: Plan) -> None:
@@ -28,12 +27,7 @@ def binomial_tree(plan: Plan) -> None:
     for edges in reversed(list(binomial(plan.ranks))):
         for parent, child, _ in edges:
             sums.add((child, parent, 0, 1))
-    _alone(plan)
-
-
-def _alone(plan: Plan) -> None:
-    if plan.ranks == 1:
-        plan.local_copy(0, i(0), o(0))
+    alone(plan)
 
 
 ALGORITHMS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.collectives.row import Row, doublings
-from mpi_gpucomp.collectives.sums import Sums
-from mpi_gpucomp.schedule.build import i, o
+from mpi_gpucomp.collectives.sums import Sums, alone
+from mpi_gpucomp.schedule.build import o
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.build import Plan
@@ -17,7 +17,7 @@ __all__ = ["ALGORITHMS"]
 def ring(plan: Plan) -> None:
     """Add up each rank's block on its way around a ring."""
     Sums(plan).ring(range(plan.ranks))
-    _alone(plan)
+    alone(plan)
 
 
 def halving(plan: Plan) -> None:
@@ -30,12 +30,7 @@ def halving(plan: Plan) -> None:
         sums.add(*sums.halve(core, distance, 0, core), *extras)
     for extra in range(core, plan.ranks):
         plan.copy(extra - core, sums.place(extra - core, extra), extra, o(0))
-    _alone(plan)
-
-
-def _alone(plan: Plan) -> None:
-    if plan.ranks == 1:
-        plan.local_copy(0, i(0), o(0))
+    alone(plan)
 
 
 ALGORITHMS = (

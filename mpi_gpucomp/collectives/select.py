@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.collectives.table import algorithms, build
+from mpi_gpucomp.schedule.cost import FREE, Coding, Link
 from mpi_gpucomp.schedule.goal import COLLECTIVES
 from mpi_gpucomp.schedule.order import executable, paired
 from mpi_gpucomp.schedule.traffic import steps_and_bytes
@@ -27,35 +28,36 @@ from mpi_gpucomp.schedule.traffic import steps_and_bytes
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm, Place
 
-__all__ = ["CHUNKS", "DEFAULT_CHUNK", "Choice", "Coding", "Figures", "Link", "calibrated", "own_seconds", "select"]
+__all__ = [
+    "CHUNKS",
+    "DEFAULT_CHUNK",
+    "Choice",
+    "Coding",
+    "Figures",
+    "Link",
+    "calibrated",
+    "own_seconds",
+    "quickest",
+    "select",
+]
 
-CHUNKS = tuple(1 << power for power in range(18, 23))
-"""The chunk sizes to choose from: 256 KiB to 4 MiB."""
+CHUNKS = tuple(1 << power for power in range(17, 23))
+"""The chunk sizes to choose from: 128 KiB to 4 MiB."""
 DEFAULT_CHUNK = 1 << 20
 MARGIN = 1.05
 """How many times faster than MPI's own the engine must promise to be."""
+CODED_MARGIN = 1.25
+CODED_CHAIN_MARGIN = 1.1
+"""The same where chunks are encoded: the model knows the codecs alone, not what else ranks do with a frame.
+
+It is closer for a broadcast, whose ranks only pass on what has come.
+"""
+LEAST_CODED = 1 << 19
+"""The shortest chunks that are worth encoding."""
 UNMEASURED = 1.1
 """How many times faster than the first algorithm of the table, which was measured, another one must promise to be."""
 MOST_RANKS = 16
 """Beyond so many ranks only the first algorithm is looked at: to build and check all of them would take too long."""
-
-
-class Link(NamedTuple):
-    """What a message to a neighbour takes, while all ranks send one: seconds, and seconds per byte besides."""
-
-    latency: float
-    per_byte: float
-
-
-class Coding(NamedTuple):
-    """A codec in numbers: seconds per plain byte to make a frame and to read it, and plain bytes for each encoded."""
-
-    encode: float = 0.0
-    decode: float = 0.0
-    ratio: float = 1.0
-
-
-FREE = Coding()
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,10 @@ def select(collective: str, nbytes: int, ranks: int, figures: Figures, coding: C
     own = own_seconds(figures, nbytes)
     if ranks < 2 or nbytes == 0:
         return Choice(None, DEFAULT_CHUNK, False, own)
-    engine = _best(collective, nbytes, ranks, figures, coding)
-    return engine if engine.seconds * MARGIN <= own else Choice(None, DEFAULT_CHUNK, False, own)
+    engine = quickest(collective, nbytes, ranks, figures, coding)
+    coded_margin = CODED_CHAIN_MARGIN if collective == "broadcast" else CODED_MARGIN
+    margin = coded_margin if engine.encoded else MARGIN
+    return engine if engine.seconds * margin <= own else Choice(None, DEFAULT_CHUNK, False, own)
 
 
 def own_seconds(figures: Figures, nbytes: int) -> float:
@@ -143,7 +147,7 @@ def calibrated(
     return replace(figures, scale=long[1] / (expected(figures, long[0]) or long[1] or 1.0))
 
 
-def _best(collective: str, nbytes: int, ranks: int, figures: Figures, coding: Coding | None) -> Choice:
+def quickest(collective: str, nbytes: int, ranks: int, figures: Figures, coding: Coding | None = None) -> Choice:
     """Return the quickest way through the engine, the measured algorithm first where it is nearly as quick."""
     names = [row.name for row in algorithms(collective) if not row.two_level]
     codings = {False: figures.plain} | ({True: coding} if coding and coding.ratio > 1 else {})
@@ -154,7 +158,7 @@ def _best(collective: str, nbytes: int, ranks: int, figures: Figures, coding: Co
         for name in (names if ranks <= MOST_RANKS else names[:1])
         for encoded in codings
         for chunk in CHUNKS
-        if chunk <= most
+        if (LEAST_CODED if encoded else 0) <= chunk <= most
     ]
     return min(choices, key=lambda choice: choice.seconds * (1 if choice.algorithm == names[0] else UNMEASURED))
 

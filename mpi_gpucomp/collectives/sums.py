@@ -26,22 +26,24 @@ class Sums:
         """Return where a rank's sum of a chunk lies now."""
         return self._places.get((rank, chunk), i(chunk))
 
-    def add(self, *moves: tuple[int, int, int, int]) -> None:
+    def add(self, *moves: tuple[int, int, int, int], channel: int = 0) -> None:
         """Add sums of senders to those of receivers, all at once: sender, receiver, first chunk and count of each."""
         with self._plan.round():
             for sender, receiver, first, count in moves:
                 source, operand = self.place(sender, first), self.place(receiver, first)
-                self._plan.reduce(sender, source, receiver, self._home(receiver, first, count), count, operand=operand)
+                home = self._home(receiver, first, count)
+                self._plan.reduce(sender, source, receiver, home, count, operand=operand, channel=channel)
         for _, receiver, first, count in moves:
             home = self._home(receiver, first, count)
             for chunk in range(count):
                 self._places[receiver, first + chunk] = type(home)(home.buffer, home.offset + chunk)
 
-    def ring(self, group: Sequence[int]) -> None:
-        """Add up, once around a ring: the member at position c gets the whole sum of chunk c."""
+    def ring(self, group: Sequence[int], first: int = 0, channel: int = 0) -> None:
+        """Add up, once around a ring: the member at position c gets the whole sum of chunk c behind the first."""
         size = len(group)
         for step in range(1, size):
-            self.add(*((group[at], group[(at + 1) % size], (at - step) % size, 1) for at in range(size)))
+            moves = ((group[at], group[(at + 1) % size], first + (at - step) % size, 1) for at in range(size))
+            self.add(*moves, channel=channel)
 
     def fold(self, ranks: int, chunks: int) -> None:
         """Add the vectors of the ranks from `ranks` on to those of the first ones, so that these go on alone."""
@@ -67,3 +69,9 @@ class Sums:
         if collective == "reduce_scatter":
             return o(0) if (chunk, count) == (rank, 1) else s(chunk)
         return s(chunk) if collective == "reduce" and rank != self._plan.root else o(chunk)
+
+
+def alone(plan: Plan) -> None:
+    """Finish a plan of one rank, whose input is the sum already."""
+    if plan.ranks == 1:
+        plan.local_copy(0, i(0), o(0))

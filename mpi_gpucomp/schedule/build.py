@@ -71,6 +71,8 @@ class Plan:
         self.name, self.collective, self.ranks, self.root, self.in_place = name, collective, ranks, root, in_place
         self.nodes = nodes or [range(ranks)]
         self.chunks = ranks if COLLECTIVES[collective].blocks else 1
+        self.plain_channels: set[int] = set()
+        """Channels whose messages are not encoded, also where a codec is used."""
         self._actions: list[Action] = []
         self._round: list[_Transfer] | None = None
 
@@ -119,9 +121,17 @@ class Plan:
     def algorithm(self) -> Algorithm:
         """Return the finished algorithm, not yet checked."""
         goal = Goal(self.collective, self.ranks, self.chunks, self.root, self.in_place)
-        programs = lower(goal, self._actions)
+        programs = tuple(map(self._marked, lower(goal, self._actions)))
         root = self.root if COLLECTIVES[self.collective].rooted else None
         return Algorithm(self.name, self.collective, self.ranks, self.chunks, self.in_place, programs, root)
+
+    def _marked(self, program: Program) -> Program:
+        if not self.plain_channels:
+            return program
+        lanes = (
+            replace(lane, plain=lane.send is not None and lane.channel in self.plain_channels) for lane in program.lanes
+        )
+        return replace(program, lanes=tuple(lanes))
 
     def _add(self, transfer: _Transfer) -> None:
         if self._round is None:

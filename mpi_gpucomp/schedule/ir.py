@@ -101,6 +101,8 @@ class Lane:
     receive: int | None
     channel: int
     steps: tuple[Step, ...]
+    plain: bool = False
+    """Whether what it sends goes as it is, also where a codec is used; what it passes on goes as it came."""
 
 
 @dataclass(frozen=True, slots=True)

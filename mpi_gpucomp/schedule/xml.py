@@ -1,7 +1,8 @@
 """Reads and writes algorithms as MSCCL XML, the format of msccl-tools and TACCL.
 
 What real files leave out is filled in: `ngpus`, `nchunksperloop`, lengths of buffers, counts, dependencies. The root of
-a rooted collective is an attribute `root` of ours, 0 where there is none. What is read has not been checked:
+a rooted collective is an attribute `root` of ours, 0 where there is none; `plain` is another, of a <tb> whose messages
+are not encoded. What is read has not been checked:
 `schedule.check.checked` does that.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from xml.etree import ElementTree
 
 from mpi_gpucomp.errors import ScheduleError
@@ -19,13 +20,32 @@ from mpi_gpucomp.schedule.ir import HAS_SOURCE, HAS_TARGET, KINDS, Algorithm, La
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["read", "write"]
+__all__ = ["Facts", "facts", "read", "write"]
 
 LARGEST = 64 << 20
 """Longer files are refused before they are parsed."""
 
 SPELLINGS = {name.replace("_", ""): name for name in COLLECTIVES} | {"bcast": "broadcast"}
 BUFFERS = ("i", "o", "s")
+MOST_BYTES = (1 << 63) - 1
+"""What a file without `maxBytes` is good for."""
+
+
+class Facts(NamedTuple):
+    """What a file says about its use: the topology that it was made for, and the sizes of messages."""
+
+    topology: str = ""
+    least: int = 0
+    most: int = MOST_BYTES
+
+
+def facts(source: str | Path) -> Facts:
+    """Return what an XML text or file says about its use."""
+    isfile = isinstance(source, Path) or not source.lstrip().startswith("<")
+    element = _parsed(_content(Path(source)) if isfile else str(source))
+    least, most = element.number("minBytes", 0), element.number("maxBytes", MOST_BYTES)
+    # Real files have 0 there for no limit.
+    return Facts(element.optional("topology"), least, most or MOST_BYTES)
 
 
 def read(source: str | Path) -> Algorithm:
@@ -90,12 +110,16 @@ class _Element:
             self.fail(name, expected, "nothing" if value is None else f"'{value}'")
         return value
 
+    def optional(self, name: str) -> str:
+        """Return an attribute, or nothing where it is not there."""
+        return self._element.get(name, "")
+
     def number(self, name: str, default: int | None = None, least: int = 0) -> int:
         """Return an attribute that is a number, or the default where there is none."""
         value = self._element.get(name)
         if value is None and default is not None:
             return default
-        if value is None or not re.fullmatch(r"\s*[-+]?[0-9]{1,9}\s*", value) or int(value) < least:
+        if value is None or not re.fullmatch(r"\s*[-+]?[0-9]{1,19}\s*", value) or int(value) < least:
             self.fail(name, f"a whole number from {least} on", "nothing" if value is None else f"'{value}'")
         return int(value)
 
@@ -135,7 +159,8 @@ def _program(gpu: _Element) -> Program:
             block.fail("s", "a number of its own for each <step>", "one that is there twice")
         send, receive = (block.number(name, -1, -1) for name in ("send", "recv"))
         made = tuple(_step(step, lane_of, index_of) for step in own)
-        lanes.append(Lane(_peer(send), _peer(receive), block.number("chan", 0), made))
+        plain = block.number("plain", 0) > 0
+        lanes.append(Lane(_peer(send), _peer(receive), block.number("chan", 0), made, plain))
     return Program(inputs, outputs, scratch, tuple(lanes))
 
 
@@ -161,7 +186,7 @@ def _place(step: _Element, end: str) -> Place:
     return Place(step.text(f"{end}buf", BUFFERS), step.number(f"{end}off"))
 
 
-def write(algorithm: Algorithm) -> str:
+def write(algorithm: Algorithm, facts: Facts | None = None) -> str:
     """Return the XML of an algorithm; a step that waits for several others has idle steps (nop) before it."""
     channels = [lane.channel for program in algorithm.programs for lane in program.lanes]
     algo = ElementTree.Element("algo", name=algorithm.name, proto="Simple")
@@ -172,6 +197,10 @@ def write(algorithm: Algorithm) -> str:
     algo.set("inplace", str(int(algorithm.in_place)))
     if algorithm.root is not None:
         algo.set("root", str(algorithm.root))
+    if facts is not None:
+        algo.set("minBytes", str(facts.least))
+        algo.set("maxBytes", str(facts.most))
+        algo.set("topology", facts.topology)
     for rank, program in enumerate(algorithm.programs):
         lengths = (program.input_chunks, program.output_chunks, program.scratch_chunks)
         named = zip(("i_chunks", "o_chunks", "s_chunks"), map(str, lengths), strict=True)
@@ -192,6 +221,8 @@ def _write_lanes(gpu: ElementTree.Element, program: Program) -> None:
         peers = {"send": block.send, "recv": block.receive}
         known = {name: str(-1 if peer is None else peer) for name, peer in peers.items()}
         tb = ElementTree.SubElement(gpu, "tb", {"id": str(lane), **known, "chan": str(block.channel)})
+        if block.plain:
+            tb.set("plain", "1")
         for index, step in enumerate(block.steps):
             for at, other in enumerate(step.after[1:]):
                 position = number[lane, index] - len(step.after) + 1 + at

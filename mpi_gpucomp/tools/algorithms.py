@@ -117,7 +117,8 @@ def draw(algorithm: Algorithm) -> str:
 def _peers(lane: Lane) -> str:
     receive = "" if lane.receive is None else f" from {lane.receive}"
     send = "" if lane.send is None else f" to {lane.send}"
-    return f":{receive}{send}, channel {lane.channel}" if receive or send else ": inside the rank"
+    form = ", not encoded" if lane.plain else ""
+    return f":{receive}{send}, channel {lane.channel}{form}" if receive or send else ": inside the rank"
 
 
 def _in_words(step: Step) -> str:

@@ -25,6 +25,8 @@ class Version:
 
     uses: int = 0
     """How many sends want it."""
+    plain_uses: int = 0
+    """How many of them as it is, in lanes that do not encode."""
     final: bool = True
     """Whether it is still there at the end, where it may be written."""
     stays: bool = True
@@ -35,6 +37,10 @@ class Version:
     """Whether it was written where nothing had been read or written before, so that it may arrive at any time."""
     touched: bool = False
     """Whether a step reads it."""
+
+    def wanted(self, plain: bool) -> int:
+        """Return how many sends want it as it is, or encoded."""
+        return self.plain_uses if plain else self.uses - self.plain_uses
 
 
 @dataclass
@@ -51,7 +57,7 @@ class Versions:
         cells = [Version(final=memory.may_write(cell), given=True) for cell in range(memory.size)]
         found = cls()
         for key, step in _in_order(program):
-            found._follow(key, step, memory, cells)
+            found._follow(key, step, program.lanes[key[0]].plain, memory, cells)
         return found
 
     def kept(self, lane: int) -> int:
@@ -60,7 +66,7 @@ class Versions:
         made = (v for key, versions in self.read.items() if key[0] == lane for v in versions)
         return sum(version.uses > 0 for version in arrived) + sum(version.uses > 1 for version in made)
 
-    def _follow(self, key: tuple[int, int], step: Step, memory: Memory, cells: list[Version]) -> None:
+    def _follow(self, key: tuple[int, int], step: Step, plain: bool, memory: Memory, cells: list[Version]) -> None:
         for place in step.reads:
             for cell in memory.cells(place, step.count):
                 cells[cell].touched = True
@@ -68,6 +74,7 @@ class Versions:
             self.read[key] = [cells[cell] for cell in memory.cells(step.source, step.count)]
             for version in self.read[key]:
                 version.uses += 1
+                version.plain_uses += plain
         if step.writes:
             fresh = []
             for cell in memory.cells(step.writes, step.count):

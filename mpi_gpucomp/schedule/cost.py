@@ -1,0 +1,59 @@
+"""What links and codecs cost in numbers, and the closed formulas of pipelines that follow from them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["FREE", "MB", "PER_MB", "Coding", "Link", "chain_seconds", "usual_chunk"]
+
+MB = 1_000_000
+"""What files and people mean by it; memory sizes such as 512 KiB are written out."""
+PER_MB = 1e-6 / MB
+"""Seconds per byte of one microsecond per MB, the unit of files: 1 Gbit/s is 8000."""
+
+PLAIN_CHUNKS = 32, 1 << 18, 1 << 20
+CODED_CHUNKS = 16, 1 << 19, 1 << 21
+"""How many chunks the engine cuts a message into, and how short and long they may be: bytes."""
+
+
+class Link(NamedTuple):
+    """What a message to a neighbour takes, while all ranks send one: seconds, and seconds per byte besides."""
+
+    latency: float
+    per_byte: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Return what a message of so many bytes takes on a link that is free."""
+        return self.latency + nbytes * self.per_byte
+
+
+class Coding(NamedTuple):
+    """A codec in numbers: seconds per plain byte to make a frame and to read it, and plain bytes for each encoded."""
+
+    encode: float = 0.0
+    decode: float = 0.0
+    ratio: float = 1.0
+
+
+FREE = Coding()
+
+
+def chain_seconds(nbytes: int, chunk: int, ranks: int, link: Link, coding: Coding = FREE) -> float:
+    """Return what a chunked chain takes where nothing disturbs it.
+
+    A plain one takes (M/C + n - 2) (a + C b). With a codec the first chunk is encoded, then each stage takes as long as
+    the slowest of encoding, wire and decoding, and the last chunk is decoded.
+    """
+    if ranks < 2 or not nbytes:
+        return 0.0
+    loops, piece = -(-nbytes // chunk), min(chunk, nbytes)
+    wire = link.seconds(piece / coding.ratio)
+    encode, decode = piece * coding.encode, piece * coding.decode
+    stage = max(encode, wire, decode)
+    return encode + (ranks - 1) * wire + (loops - 1) * stage + decode
+
+
+def usual_chunk(nbytes: int, *, coded: bool) -> int:
+    """Return the bytes of a chunk where nobody has said how long it should be, as a communicator chooses."""
+    share, least, most = CODED_CHUNKS if coded else PLAIN_CHUNKS
+    return min(most, max(least, nbytes // share))

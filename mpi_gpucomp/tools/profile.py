@@ -1,0 +1,199 @@
+"""The command `profile`, under mpirun: measures links and codecs, and writes them as a topology."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.schedule.cost import Coding
+from mpi_gpucomp.schedule.topology import Processor
+from mpi_gpucomp.schedule.topology_file import write_topology
+from mpi_gpucomp.tools.fitting import Fit, fitted, topology_of
+from mpi_gpucomp.tools.progress import Progress
+from mpi_gpucomp.tools.table import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mpi4py import MPI
+
+    from mpi_gpucomp.schedule.topology import Topology
+
+__all__ = ["add"]
+
+SIZES = (1, 1 << 18, 1 << 20, 1 << 22)
+"""Bytes of the messages: one for the latency, longer ones for the rate."""
+SLOW = 0.15
+"""Seconds after which no longer message is tried."""
+ROUNDS = 3
+SHORT_ROUNDS = 20
+MOST_MEASURED = 12
+"""With more ranks only the first two of every node are measured."""
+CODEC_BYTES = 1 << 20
+CODECS = ("none", "split", "zfp:rate=8", "bound:rel=1e-3")
+SHARED = 0.7
+"""If all ranks code together no faster than this share of what they would alone, they share cores."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parsers of all commands."""
+    parser = commands.add_parser(
+        "profile",
+        help="measure links and codecs, under mpirun",
+        description="Measure links and codecs: mpirun -n 8 python -m mpi_gpucomp profile -o topo.json.",
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the topology's file")
+    parser.add_argument("--name", default="profiled", help="of the topology")
+    parser.add_argument("--codec", nargs="+", default=CODECS, metavar="SPEC", help=f"default {' '.join(CODECS)}")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+    if comm.size < 2:
+        remedy = "Start it under mpirun: mpirun -n 4 python -m mpi_gpucomp profile -o topo.json."
+        raise SpecError("profile", expected="two ranks at least", got="one", remedy=remedy)
+    nodes = _nodes(comm, MPI.Get_processor_name())
+    fits = _links(comm, nodes)
+    codecs, cores = _codecs(comm, args.codec)
+    source = f"measured on {comm.size} ranks, {MPI.Get_library_version().partition(',')[0]}"
+    topology = replace(topology_of(args.name, nodes, fits, source), codecs=codecs)
+    if cores < comm.size:
+        topology = replace(topology, processors=(Processor(frozenset(range(comm.size)), cores),))
+    if comm.rank == 0:
+        _write(topology, fits, args.output)
+    comm.Free()
+    return 0
+
+
+def _nodes(comm: MPI.Intracomm, name: str) -> tuple[tuple[int, ...], ...]:
+    names = comm.allgather(name)
+    return tuple(tuple(rank for rank, other in enumerate(names) if other == one) for one in dict.fromkeys(names))
+
+
+def _pairs(nodes: Sequence[Sequence[int]], ranks: int) -> list[tuple[int, int]]:
+    measured = range(ranks) if ranks <= MOST_MEASURED else sorted(rank for node in nodes for rank in node[:2])
+    return [(a, b) for a in measured for b in measured if a != b]
+
+
+def _links(comm: MPI.Intracomm, nodes: Sequence[Sequence[int]]) -> dict[tuple[int, int], Fit]:
+    """Measure one pair after the other, so that none disturbs another; all ranks get all results."""
+    pairs = _pairs(nodes, comm.size)
+    fits: dict[tuple[int, int], Fit] = {}
+    with Progress(len(pairs) if comm.rank == 0 else 0) as progress:
+        for pair in pairs:
+            if comm.rank == 0:
+                progress.start(f"rank {pair[0]} to rank {pair[1]}")
+            own = list(_times(comm, *pair)) if comm.rank in pair else []
+            # Those who wait must not take the core of those who measure.
+            _quiet_barrier(comm)
+            fits[pair] = fitted(comm.bcast(own, pair[0]))
+    return fits
+
+
+def _quiet_barrier(comm: MPI.Intracomm) -> None:
+    arrived = comm.Ibarrier()
+    while not arrived.Test():
+        sleep(1e-3)
+
+
+def _times(comm: MPI.Intracomm, sender: int, receiver: int) -> Iterator[tuple[int, float]]:
+    """Yield bytes and seconds of messages from one rank to another, each answered by a byte."""
+    data, answer = np.ones(SIZES[-1], np.uint8), np.ones(1, np.uint8)
+    there = comm.rank == sender
+    half = 0.0
+    for nbytes in SIZES:
+        best = float("inf")
+        for _ in range(SHORT_ROUNDS if nbytes == 1 else ROUNDS):
+            start = perf_counter()
+            if there:
+                comm.Send(data[:nbytes], receiver)
+                comm.Recv(answer, receiver)
+            else:
+                comm.Recv(data[:nbytes], sender)
+                comm.Send(answer, sender)
+            best = min(best, perf_counter() - start)
+        # Both must come to the same decision about longer ones.
+        best = _agreed(comm, best, sender, receiver)
+        half = best / 2 if nbytes == 1 else half
+        yield nbytes, best - half
+        if best > SLOW:
+            return
+
+
+def _agreed(comm: MPI.Intracomm, seconds: float, sender: int, receiver: int) -> float:
+    """Take the sender's time on both sides."""
+    if comm.rank == sender:
+        comm.send(seconds, receiver)
+        return seconds
+    return float(comm.recv(source=sender))
+
+
+def _codecs(comm: MPI.Intracomm, specs: Sequence[str]) -> tuple[dict[str, Coding], int]:
+    """Measure the codecs on rank 0 alone, then one on all ranks at once, which shows how many cores they have."""
+    alone = {spec: _coding(spec) for spec in specs} if comm.rank == 0 else {}
+    _quiet_barrier(comm)
+    alone = comm.bcast(alone)
+    slowest = max(alone, key=lambda spec: alone[spec].encode)
+    comm.Barrier()
+    together = max(comm.allgather(_coding(slowest).encode))
+    _quiet_barrier(comm)
+    share = alone[slowest].encode / together if together else 1.0
+    cores = comm.size if share > SHARED else max(1, round(comm.size * share))
+    return alone, comm.bcast(cores)
+
+
+def _coding(spec: str) -> Coding:
+    """Measure a codec on values like a network's weights, as it works on chunks: with frames and their checksums."""
+    from mpi_gpucomp.codec import find, frame
+    from mpi_gpucomp.device import as_buffer, get_device
+
+    codec, device = find(spec), get_device("host")
+    values = np.random.default_rng(0).normal(0, 0.02, CODEC_BYTES // 4).astype(np.float32)
+    source, back = as_buffer(values), as_buffer(np.empty_like(values), writable=True)
+    stream = device.stream()
+    with device.alloc(frame.room(codec, source.count, source.dtype)) as room:
+        nbytes = frame.encode(codec, source, room, 0, stream).size() or CODEC_BYTES
+        encode = _least(lambda: frame.encode(codec, source, room, 0, stream).size())
+        header = frame.read_header(room, stream)
+        decode = _least(lambda: frame.decode(codec, header, room, back, stream, op="replace").size())
+    stream.close()
+    return Coding(encode / CODEC_BYTES, decode / CODEC_BYTES, max(1.0, CODEC_BYTES / nbytes))
+
+
+def _least(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(5):
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def _write(topology: Topology, fits: dict[tuple[int, int], Fit], path: Path) -> None:
+    residual = max(fit.residual for fit in fits.values())
+    lines = {
+        f"{a} -> {b}": [round(fit.latency * 1e6, 2), round(fit.per_byte * 1e12, 1), round(fit.residual, 4)]
+        for (a, b), fit in fits.items()
+    }
+    write_topology(topology, path, {"alpha_us, beta_us_per_MB, residual": lines})
+    rows = [
+        (name, f"{link.latency * 1e6:.1f}", f"{link.per_byte * 1e12:.0f}", f"{8e-9 / link.per_byte:.3g}")
+        for name, link in topology.classes.items()
+        if link.per_byte
+    ]
+    rows += [(port.name, "", f"{port.per_byte * 1e12:.0f}", f"{8e-9 / port.per_byte:.3g}") for port in topology.ports]
+    right = ("alpha us", "beta us/MB", "Gbit/s")
+    print(table(("links and ports", *right), rows, right))
+    print(
+        f"\n{topology.ranks} ranks on {len(topology.nodes)} nodes; no time is further than {residual:.1%} from its line"
+    )
+    print(f"written to {path}")
