@@ -18,6 +18,12 @@ class Transfer(ABC):
 
     nbytes: int
     """The length of the message; of one that is received, once it is done."""
+    rail = 0
+    """Which of several paths it takes."""
+    posted = 0
+    """When it was started, and"""
+    waited = 0
+    """since when somebody cannot go on without it, for the monitor; 0 if nobody has said so."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -36,6 +42,10 @@ class Transport(ABC):
 
     largest_tag: int
     """Tags are 0 .. largest_tag."""
+
+    bytes_sent = 0
+    bytes_received = 0
+    """Of all messages so far; letters do not count."""
 
     @abstractmethod
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
@@ -68,3 +78,6 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of what the transport holds; nothing is on its way any more."""
+
+    def abandon(self) -> None:  # noqa: B027
+        """Let go of what this rank can let go of by itself, where not all ranks come to close it."""

@@ -39,8 +39,9 @@ class _Message(Transfer):
 class _Receive(Transfer):
     """Room for a message."""
 
-    def __init__(self, waiting: deque[_Receive], messages: deque[_Message], address: int, room: int) -> None:
-        self._waiting, self._messages = waiting, messages
+    def __init__(self, transport: _Loopback, key: tuple[int, int, int], address: int, room: int) -> None:
+        self._transport = transport
+        self._waiting, self._messages = transport.network.waiting[key], transport.network.messages[key]
         self.address, self.room, self.nbytes, self.filled = address, room, 0, False
 
     def fill(self, message: _Message) -> None:
@@ -48,6 +49,7 @@ class _Receive(Transfer):
         assert message.nbytes <= self.room, f"a message of {message.nbytes} bytes for {self.room} bytes of room"
         message.take(self.address)
         self.nbytes, self.filled = message.nbytes, True
+        self._transport.bytes_received += message.nbytes
 
     def done(self) -> bool:
         """Match what has been sent with what waits for it, in order."""
@@ -96,46 +98,47 @@ class _Loopback(Transport):
     largest_tag = (1 << 31) - 1
 
     def __init__(self, network: Network, rank: int) -> None:
-        self._network, self.rank, self.size = network, rank, network.size
+        self.network, self.rank, self.size = network, rank, network.size
 
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
         """Leave a message for the peer."""
-        message = _Message(address, nbytes, eager=nbytes <= self._network.eager)
-        self._network.messages[self.rank, peer, tag].append(message)
+        self.bytes_sent += nbytes
+        message = _Message(address, nbytes, eager=nbytes <= self.network.eager)
+        self.network.messages[self.rank, peer, tag].append(message)
         return message
 
     def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
         """Wait in line for a message of the peer's."""
         key = peer, self.rank, tag
-        receive = _Receive(self._network.waiting[key], self._network.messages[key], address, room)
-        self._network.waiting[key].append(receive)
+        receive = _Receive(self, key, address, room)
+        self.network.waiting[key].append(receive)
         return receive
 
     def unasked(self) -> int | None:
         """Compare what was sent with what is waited for."""
-        mine = (key for key in self._network.messages if key[1] == self.rank)
+        mine = (key for key in self.network.messages if key[1] == self.rank)
         return next((tag for peer, _, tag in mine if self._arrived(peer, tag)), None)
 
     def _arrived(self, peer: int, tag: int) -> bool:
         key = peer, self.rank, tag
-        return len(self._network.messages[key]) > len(self._network.waiting[key])
+        return len(self.network.messages[key]) > len(self.network.waiting[key])
 
     def discard(self, peer: int, tag: int) -> Transfer | None:
         """Take a message to nowhere."""
         if not self._arrived(peer, tag):
             return None
         key = peer, self.rank, tag
-        message = self._network.messages[key][len(self._network.waiting[key])]
+        message = self.network.messages[key][len(self.network.waiting[key])]
         room = ctypes.create_string_buffer(max(1, message.nbytes))
         return _Kept(self.receive(peer, tag, ctypes.addressof(room), message.nbytes), room)
 
     def post(self, peer: int, letter: bytes) -> None:
         """Leave a letter."""
-        self._network.letters[peer].append((self.rank, letter))
+        self.network.letters[peer].append((self.rank, letter))
 
     def poll(self) -> tuple[int, bytes] | None:
         """Take the next letter."""
-        letters = self._network.letters[self.rank]
+        letters = self.network.letters[self.rank]
         return letters.popleft() if letters else None
 
     def revoke(self) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from mpi4py import MPI
 
 from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.transport.base import Transfer, Transport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["MpiTransport", "dead_ranks", "lost", "means_death"]
 
@@ -65,15 +62,15 @@ def dead_ranks(comm: MPI.Intracomm) -> list[int]:
 
 
 class _Sent(Transfer):
-    def __init__(self, request: MPI.Request, nbytes: int, fail: Callable[[MPI.Exception], NoReturn]) -> None:
-        self._request, self.nbytes, self._fail = request, nbytes, fail
+    def __init__(self, request: MPI.Request, nbytes: int, transport: MpiTransport) -> None:
+        self._request, self.nbytes, self._transport = request, nbytes, transport
 
     def done(self) -> bool:
         """Ask MPI."""
         try:
             return self._request.Test()
         except MPI.Exception as error:
-            self._fail(error)
+            self._transport.fail(error)
 
     def cancel(self) -> bool:
         """Refuse: MPI does not take sends back."""
@@ -81,10 +78,8 @@ class _Sent(Transfer):
 
 
 class _Received(Transfer):
-    def __init__(
-        self, request: MPI.Request, fail: Callable[[MPI.Exception], NoReturn], room: bytearray | None = None
-    ) -> None:
-        self._request, self._status, self._fail, self._room = request, MPI.Status(), fail, room
+    def __init__(self, request: MPI.Request, transport: MpiTransport, room: bytearray | None = None) -> None:
+        self._request, self._status, self._transport, self._room = request, MPI.Status(), transport, room
         self.nbytes = 0
         self._done = False
 
@@ -92,11 +87,14 @@ class _Received(Transfer):
         """Ask MPI; the status is read once."""
         try:
             if not self._done and self._request.Test(self._status):
-                self.nbytes = self._status.Get_count(MPI.BYTE)
-                self._done = True
+                self._arrive()
         except MPI.Exception as error:
-            self._fail(error)
+            self._transport.fail(error)
         return self._done
+
+    def _arrive(self) -> None:
+        self.nbytes, self._done = self._status.Get_count(MPI.BYTE), True
+        self._transport.bytes_received += self.nbytes
 
     def cancel(self) -> bool:
         """Ask MPI to take the receive back, and wait for its answer, which does not depend on the peer."""
@@ -106,10 +104,10 @@ class _Received(Transfer):
             self._request.Cancel()
             self._request.Wait(self._status)
         except MPI.Exception as error:
-            self._fail(error)
+            self._transport.fail(error)
         if self._status.Is_cancelled():
             return True
-        self.nbytes, self._done = self._status.Get_count(MPI.BYTE), True
+        self._arrive()
         return False
 
 
@@ -122,22 +120,25 @@ class MpiTransport(Transport):
         self.rank, self.size = comm.rank, comm.size
         largest = self._comm.Get_attr(MPI.TAG_UB)
         self.largest_tag = largest if isinstance(largest, int) else 32767
+        self.kin: list[MPI.Intracomm] = []
+        """Further duplicates, which others have made and free, and which are revoked with these."""
         self._posted: list[MPI.Request] = []
         self._status = MPI.Status()
 
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
         """Start to send."""
+        self.bytes_sent += nbytes
         try:
-            return _Sent(self._comm.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self._fail)
+            return _Sent(self._comm.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self)
         except MPI.Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
         """Start to receive."""
         try:
-            return _Received(self._comm.Irecv([_memory(address, room), MPI.BYTE], peer, tag), self._fail)
+            return _Received(self._comm.Irecv([_memory(address, room), MPI.BYTE], peer, tag), self)
         except MPI.Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def unasked(self) -> int | None:
         """Ask MPI."""
@@ -145,7 +146,7 @@ class MpiTransport(Transport):
             found = self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
             return self._status.Get_tag() if found else None
         except MPI.Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def discard(self, peer: int, tag: int) -> Transfer | None:
         """Receive what MPI has found into memory of its own."""
@@ -154,9 +155,9 @@ class MpiTransport(Transport):
             if message is None:
                 return None
             room = bytearray(self._status.Get_count(MPI.BYTE))
-            return _Received(message.Irecv([room, MPI.BYTE]), self._fail, room)
+            return _Received(message.Irecv([room, MPI.BYTE]), self, room)
         except MPI.Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def post(self, peer: int, letter: bytes) -> None:
         """Send a letter; it is kept until MPI has taken it."""
@@ -164,7 +165,7 @@ class MpiTransport(Transport):
             self._posted = [request for request in self._posted if not request.Test()]
             self._posted.append(self._post.Isend([letter, MPI.BYTE], peer))
         except MPI.Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def poll(self) -> tuple[int, bytes] | None:
         """Receive a letter that is there."""
@@ -176,14 +177,14 @@ class MpiTransport(Transport):
             message.Recv([letter, MPI.BYTE])
             return peer, bytes(letter)
         except MPI.Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def revoke(self) -> None:
         """Revoke the duplicates, and the caller's own: its ranks may be waiting in calls straight to MPI.
 
         An MPI that does not know how leaves it to its launcher to end the job.
         """
-        for comm in (self._caller, self._comm, self._post):
+        for comm in (self._caller, self._comm, self._post, *self.kin):
             try:
                 comm.Revoke()
             except (MPI.Exception, NotImplementedError):
@@ -195,5 +196,6 @@ class MpiTransport(Transport):
         self._comm.Free()
         self._post.Free()
 
-    def _fail(self, error: MPI.Exception) -> NoReturn:
+    def fail(self, error: MPI.Exception) -> NoReturn:
+        """Raise what MPI's error means."""
         raise lost(error, self.rank, self._comm) from error
