@@ -13,14 +13,27 @@ import sys
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import GpucompError
-from mpi_gpucomp.tools import algorithms, codecs
+from mpi_gpucomp.tools import (
+    algorithms,
+    blame,
+    codecs,
+    explain,
+    monitor,
+    profile,
+    report,
+    simulate,
+    synthesize,
+    trace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = (codecs.add, algorithms.add)
+COMMANDS = tuple(
+    tool.add for tool in (codecs, algorithms, profile, synthesize, simulate, explain, monitor, report, trace, blame)
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

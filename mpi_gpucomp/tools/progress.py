@@ -32,6 +32,10 @@ class Progress:
         self._started += 1
         self._write(f"{CLEAR}[{'#' * filled}{'.' * (WIDTH - filled)}] {self._started} of {self._total}: {step}")
 
+    def clear(self) -> None:
+        """Empty the line, for something else to be printed."""
+        self._write(CLEAR)
+
     def _write(self, text: str) -> None:
         if self._shown:
             self._terminal.write(text)
@@ -45,4 +49,4 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Empty the line."""
-        self._write(CLEAR)
+        self.clear()

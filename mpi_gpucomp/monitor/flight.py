@@ -1,0 +1,142 @@
+"""The flight recorder: what each rank was doing when something went wrong, in a file, for `blame` to compare.
+
+A file is written when a call fails, when nothing moves any more, and on SIGUSR1, also while the program is stuck in a
+call that does not return. It says what was begun and what is waited for, what is under way, the last operations, and
+where each thread is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mpi_gpucomp.monitor.box import KINDS
+from mpi_gpucomp.monitor.settings import fill
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.monitor.digest import UnderWay
+    from mpi_gpucomp.monitor.station import Station
+
+__all__ = ["FILES", "Flight", "Source"]
+
+FILES = "flight.*.json"
+NAME = "flight.%h.%p.%r.json"
+LAST = 64
+"""Operations that are told."""
+AGAIN_SECONDS = 2.0
+"""What goes wrong this soon after something else follows from it: the first record says more."""
+TRIES = 3
+
+
+class Source(Protocol):
+    """Something that has calls under way."""
+
+    def account(self) -> dict[str, Any]:
+        """Tell what it is doing."""
+        ...
+
+    def chunks(self) -> list[UnderWay]:
+        """Return the chunks that are not complete; their peers are ranks of the world."""
+        ...
+
+
+class Flight:
+    """Writes the flight records of a process."""
+
+    def __init__(self, station: Station, directory: str) -> None:
+        """Write to a directory, and begin to listen to SIGUSR1 if nobody else does."""
+        self._station = station
+        self.path = Path(directory) / fill(NAME, station.rank)
+        self._written, self._lock = 0.0, threading.Lock()
+        self._listen()
+
+    def write(self, reason: str, *, again: bool = False) -> bool:
+        """Write what goes on now, unless that was done just before; never raises."""
+        with self._lock:
+            if not again and time.monotonic() - self._written < AGAIN_SECONDS:
+                return False
+            self._written = time.monotonic()
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                part = self.path.with_suffix(".part")
+                part.write_text(json.dumps(self._whole(reason), indent=1), encoding="utf-8")
+                part.replace(self.path)
+            except OSError as error:
+                print(f"rank {self._station.rank}: no flight record: {error}", file=sys.stderr)
+                return False
+            return True
+
+    def _whole(self, reason: str) -> dict[str, Any]:
+        station = self._station
+        return {
+            "version": 1,
+            **{"rank": station.rank, "size": station.size, "host": station.host, "pid": os.getpid()},
+            "time": time.time(),
+            "reason": reason,
+            "communicators": [_told(source) for source in list(station.sources)],
+            "alarms": [alarm.text for alarm in station.alarms.all[-LAST:]],
+            "operations": self._operations(),
+            "threads": _threads(),
+        }
+
+    def _operations(self) -> list[dict[str, Any]]:
+        box, now = self._station.box, time.perf_counter_ns()
+        names = box.names
+        return [
+            {
+                **{"kind": KINDS[int(one["kind"])], "collective": names[one["name"]], "call": int(one["call"])},
+                **{"peer": int(one["peer"]), "bytes": int(one["nbytes"]), "lane": int(one["lane"])},
+                "begun_ms_ago": round((now - int(one["post"])) / 1e6, 3),
+                "ended_ms_ago": round((now - int(one["complete"])) / 1e6, 3) if one["complete"] else None,
+            }
+            for one in box.records()[-LAST:]
+        ]
+
+    def _listen(self) -> None:
+        """Write on SIGUSR1, by a thread: the main one may be in a call that does not return, and runs no handlers."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+            return
+        read, write = socket.socketpair()
+        write.setblocking(False)
+        before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # somebody else is woken by signals: leave that to them
+            signal.set_wakeup_fd(before)
+            return
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        threading.Thread(target=self._heed, args=(read, write), name="gpucomp-flight", daemon=True).start()
+
+    def _heed(self, read: socket.socket, write: socket.socket) -> None:
+        while (signals := read.recv(16)) and write:
+            if signal.SIGUSR1 in signals:
+                self.write("SIGUSR1", again=True)
+
+
+def _told(source: Source) -> dict[str, Any]:
+    """Ask a communicator, which may be changing meanwhile."""
+    for _ in range(TRIES):
+        try:
+            return source.account()
+        except RuntimeError:
+            time.sleep(1e-3)
+    return {}
+
+
+def _threads() -> dict[str, list[str]]:
+    """Return where each of Python's threads is, the innermost call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        names.get(number, str(number)): [
+            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_stack(frames)
+        ]
+        for number, frames in sys._current_frames().items()
+    }
