@@ -20,6 +20,9 @@ from mpi_gpucomp.errors import (
 
 if TYPE_CHECKING:
     from mpi_gpucomp.comm import Communicator, Request
+    from mpi_gpucomp.transport.rails import Rails
+
+__version__ = "0.1.0"
 
 __all__ = [
     "AgreementError",
@@ -30,6 +33,7 @@ __all__ = [
     "FrameError",
     "GpucompError",
     "PeerError",
+    "Rails",
     "RankFailedError",
     "Request",
     "ScheduleError",
@@ -44,4 +48,8 @@ def __getattr__(name: str) -> object:
         from mpi_gpucomp import comm
 
         return getattr(comm, name)
+    if name == "Rails":
+        from mpi_gpucomp.transport import rails
+
+        return rails.Rails
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

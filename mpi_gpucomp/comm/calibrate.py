@@ -19,7 +19,8 @@ from mpi4py import MPI
 from mpi_gpucomp.codec import frame
 from mpi_gpucomp.codec.auto import ASSUMED, CODINGS, Auto, Costs
 from mpi_gpucomp.codec.auto import Coding as Speeds
-from mpi_gpucomp.collectives.select import Choice, Coding, Figures, Link, calibrated, select
+from mpi_gpucomp.collectives.select import Choice, Coding, Figures, Link, calibrated, own_seconds, quickest, select
+from mpi_gpucomp.comm.own import DEFAULT, Better
 from mpi_gpucomp.device import Buffer, dtype_of_name, get_device
 from mpi_gpucomp.errors import DeviceError
 
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.own import Tuned
     from mpi_gpucomp.device import DType, Memory, Stream
 
     Array = np.ndarray[Any, Any]
     Run = Callable[[], object]
 
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["METHODS", "Calibration", "arguments", "calibrate"]
 
 ROUNDS = 4
 FEWEST = 3
@@ -40,6 +42,16 @@ FEWEST = 3
 BUDGET = 0.025
 """Seconds after which a measurement is not repeated."""
 OWN_BYTES = (1 << 16, 1 << 20, 1 << 23)
+SWEPT_BYTES = (1 << 20, 1 << 22, 1 << 24)
+"""On these MPI's algorithms are tried: the first where the second would take too long, the last where it does not."""
+WORTH_LONG, WORTH_LONGER = 0.04, 0.02
+"""Seconds that the first may take for the second to be tried, and the second for the last."""
+LONG_BYTES = 1 << 23
+"""From here on messages count as long."""
+CLEARLY = 0.9
+"""What share of the default's time another algorithm may take, to be taken instead."""
+TUNED_BYTES = 1 << 18
+"""What is shorter is left to MPI's default."""
 SLOW = 0.1
 """Seconds after which no larger message is tried."""
 LINK_BYTES = (1 << 16, 1 << 20, 1 << 22)
@@ -49,17 +61,23 @@ ENGINE_SHORT, ENGINE_LONG = 1 << 16, 1 << 22
 CODED_BYTES = 1 << 19
 NAP = 1e-4
 
-OWN: dict[str, Callable[[MPI.Intracomm, Array, Array], None]] = {
-    "broadcast": lambda comm, sent, received: comm.Bcast(sent),
-    "reduce": lambda comm, sent, received: comm.Reduce(sent, received),
-    "allreduce": lambda comm, sent, received: comm.Allreduce(sent, received),
-    "allgather": lambda comm, sent, received: comm.Allgather(sent[: sent.size // comm.size], received),
-    "reduce_scatter": lambda comm, sent, received: comm.Reduce_scatter_block(sent, received[: sent.size // comm.size]),
-    "alltoall": lambda comm, sent, received: comm.Alltoall(sent, received),
-    "gather": lambda comm, sent, received: comm.Gather(sent[: sent.size // comm.size], received),
-    "scatter": lambda comm, sent, received: comm.Scatter(sent, received[: sent.size // comm.size]),
+METHODS = {
+    "broadcast": ("Bcast", (1,)),
+    "reduce": ("Reduce", (1, 1)),
+    "allreduce": ("Allreduce", (1, 1)),
+    "allgather": ("Allgather", (0, 1)),
+    "reduce_scatter": ("Reduce_scatter_block", (1, 0)),
+    "alltoall": ("Alltoall", (1, 1)),
+    "gather": ("Gather", (0, 1)),
+    "scatter": ("Scatter", (1, 0)),
 }
-"""MPI's own collectives, on two buffers as long as the longest that each has."""
+"""The method of each collective, and which of its buffers are whole (1) or one rank's share (0)."""
+
+
+def arguments(collective: str, ranks: int, nbytes: int) -> tuple[Array, ...]:
+    """Make the buffers of a collective's method, of which the longest has so many bytes, or a few more."""
+    share = max(1, -(-nbytes // 4 // ranks))
+    return tuple(np.ones(share * ranks if whole else share, np.float32) for whole in METHODS[collective][1])
 
 
 @dataclass(frozen=True)
@@ -70,15 +88,27 @@ class Calibration:
     ranks: int
     figures: Figures
     costs: Costs
+    better: tuple[Better, ...] = ()
+    """Where MPI's own is faster than by its default."""
 
     def choose(self, nbytes: int, dtype: DType, codec: str = "none", ratio: float = 1.0) -> Choice:
         """Choose for a message whose longest buffer has `nbytes`; codec and ratio, agreed on too, are what to expect.
 
         They may be those of a sample of the data (`Auto.sample`) on the rank where there is any.
         """
+        return select(self.collective, nbytes, self.ranks, self.figures, self._coding(dtype, codec, ratio))
+
+    def engine(self, nbytes: int, dtype: DType, codec: str = "none", ratio: float = 1.0) -> Choice:
+        """Return the quickest way through the engine, also where MPI's own should be faster."""
+        return quickest(self.collective, nbytes, self.ranks, self.figures, self._coding(dtype, codec, ratio))
+
+    def own_seconds(self, nbytes: int) -> float:
+        """Return what MPI's own should take."""
+        return own_seconds(self.figures, nbytes)
+
+    def _coding(self, dtype: DType, codec: str, ratio: float) -> Coding | None:
         coding = self.costs.coding.get((codec, dtype.name)) or self.costs.coding.get((codec, "uint8"))
-        expected = Coding(*coding, ratio) if coding else None
-        return select(self.collective, nbytes, self.ranks, self.figures, expected)
+        return Coding(*coding, ratio) if coding else None
 
 
 def calibrate(
@@ -87,22 +117,24 @@ def calibrate(
     run_engine: Callable[[int], object],
     device: str = "host",
     known: Calibration | None = None,
+    tuned: Callable[[], Tuned] | None = None,
 ) -> Calibration:
     """Measure for a collective; all ranks of `comm` call it together, with nothing else under way on it.
 
     `run_engine` runs the collective through the engine, on buffers of which the longest has so many bytes, with the
     first algorithm of the table, codec none and chunks of `DEFAULT_CHUNK`; it returns when the rank has its result.
     `device` is where the elements are. From `known`, which was measured for another collective of the communicator,
-    link and codecs are taken over.
+    link and codecs are taken over. `tuned` makes what finds the best of MPI's own algorithms.
     """
     if comm.size == 1:
         return Calibration(collective, 1, Figures(Link(0.0, 0.0), ((1, 0.0),)), known.costs if known else ASSUMED)
     link = known.figures.link if known else _link(comm)
     costs = known.costs if known else _costs(comm, link, device)
     plain = Coding(*costs.coding["none", "uint8"])
-    figures = Figures(link, _own(comm, collective), plain)
+    own, better = _own(comm, collective, tuned)
+    figures = Figures(link, own, plain)
     runs = [(nbytes, _seconds(comm, partial(run_engine, nbytes))) for nbytes in (ENGINE_SHORT, ENGINE_LONG)]
-    return Calibration(collective, comm.size, calibrated(collective, comm.size, figures, *runs), costs)
+    return Calibration(collective, comm.size, calibrated(collective, comm.size, figures, *runs), costs, better)
 
 
 def _seconds(comm: MPI.Intracomm, run: Run) -> float:
@@ -127,15 +159,56 @@ def _agreed(comm: MPI.Intracomm, numbers: Sequence[float]) -> list[float]:
     return [float(number) for number in largest]
 
 
-def _own(comm: MPI.Intracomm, collective: str) -> tuple[tuple[int, float], ...]:
-    """Time MPI's own collective on a few sizes."""
+def _own(
+    comm: MPI.Intracomm, collective: str, tuned: Callable[[], Tuned] | None
+) -> tuple[tuple[tuple[int, float], ...], tuple[Better, ...]]:
+    """Time MPI's own collective on a few sizes; find out where other algorithms than its default are faster."""
+    found = _improvements(comm, collective, tuned) if tuned else []
     measured: list[tuple[int, float]] = []
     for nbytes in OWN_BYTES:
-        sent, received = (np.ones(-(-nbytes // 4 // comm.size) * comm.size, np.float32) for _ in range(2))
-        measured.append((sent.nbytes, _seconds(comm, partial(OWN[collective], comm, sent, received))))
-        if measured[-1][1] > SLOW:
+        buffers = arguments(collective, comm.size, nbytes)
+        longest = max(buffer.nbytes for buffer in buffers)
+        seconds = _own_seconds(comm, comm, collective, buffers)
+        for number, better in enumerate(found):
+            if better.suits(longest):
+                improved = _own_seconds(comm, better.comm, collective, buffers)
+                found[number] = better if improved < CLEARLY * seconds else better.without(longest)
+                seconds = min(seconds, improved)
+        measured.append((longest, seconds))
+        if seconds > SLOW:
             break
-    return tuple(measured)
+    return tuple(measured), tuple(found)
+
+
+def _own_seconds(comm: MPI.Intracomm, on: MPI.Intracomm, collective: str, buffers: tuple[Array, ...]) -> float:
+    return _seconds(comm, partial(getattr(on, METHODS[collective][0]), *buffers))
+
+
+def _improvements(comm: MPI.Intracomm, collective: str, tuned: Callable[[], Tuned]) -> list[Better]:
+    """Try MPI's algorithms on as long messages as do not take too long, and on longer ones where the wire is fast."""
+    short, long, longer = (arguments(collective, comm.size, nbytes) for nbytes in SWEPT_BYTES)
+    slow = _own_seconds(comm, comm, collective, short) > WORTH_LONG
+    on, seconds = _swept(comm, collective, tuned(), short if slow else long)
+    if slow or seconds > WORTH_LONGER:
+        return [Better(on, TUNED_BYTES, inf)] if on else []
+    beyond, _ = _swept(comm, collective, tuned(), longer)
+    bands = (Better(on, TUNED_BYTES, LONG_BYTES) if on else None, Better(beyond, LONG_BYTES, inf) if beyond else None)
+    return [better for better in bands if better]
+
+
+def _swept(
+    comm: MPI.Intracomm, collective: str, tuned: Tuned, buffers: tuple[Array, ...]
+) -> tuple[MPI.Intracomm | None, float]:
+    """Return where messages of one size are clearly faster than by default, if anywhere, and the best time."""
+
+    def once(on: MPI.Intracomm) -> float:
+        comm.Barrier()
+        return _timed(partial(getattr(on, METHODS[collective][0]), *buffers))
+
+    winner = tuned.sweep(once)
+    with tuned.best() as best:
+        pays = tuned.times[winner] < CLEARLY * tuned.times[DEFAULT]
+        return best if pays and best is not comm else None, tuned.times[winner]
 
 
 def _link(comm: MPI.Intracomm) -> Link:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp.codec.auto import Auto
-from mpi_gpucomp.collectives import algorithms
 from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
 from mpi_gpucomp.comm import specs
 from mpi_gpucomp.comm.choosing import Chooser
 from mpi_gpucomp.comm.forms import FORMS, Form, Place
 from mpi_gpucomp.comm.leaving import OPEN
+from mpi_gpucomp.comm.monitoring import join_monitor
 from mpi_gpucomp.comm.names import Names
 from mpi_gpucomp.comm.packing import Packing, device_of
 from mpi_gpucomp.comm.plain import passes
+from mpi_gpucomp.comm.planned import Planned
 from mpi_gpucomp.comm.request import Request
 from mpi_gpucomp.comm.straight import Straight
 from mpi_gpucomp.comm.tuning import Tuner
 from mpi_gpucomp.device import order_after
-from mpi_gpucomp.engine.coder import Coder
+from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.job import Job
 from mpi_gpucomp.engine.layout import Layout
@@ -33,18 +34,17 @@ from mpi_gpucomp.engine.task import Task
 from mpi_gpucomp.errors import BufferError, GpucompError
 from mpi_gpucomp.transport.aware import cuda_aware
 from mpi_gpucomp.transport.mpi import MpiTransport
+from mpi_gpucomp.transport.rails import Rails, RailsTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.comm.options import Choice, Options, Settings
+    from mpi_gpucomp.comm.trial import Trial
     from mpi_gpucomp.device import Device
 
 __all__ = ["Caller"]
-
-INLINE_BYTES = 1 << 16
-"""Chunks below this size are coded by the thread that waits for them."""
 
 
 class Caller:
@@ -54,13 +54,21 @@ class Caller:
         """Let all ranks make one, on a communicator that nobody else uses."""
         self._plain, self._settings = plain, settings
         self.rank, self.size = plain.rank, plain.size
-        self.transport = MpiTransport(plain)
-        self.engine = Engine(self.transport, settings.slots, settings.timeout)
+        rails = settings.rails
+        self.transport = RailsTransport(plain, rails) if isinstance(rails, Rails) else MpiTransport(plain)
+        self.group, self.station = join_monitor(plain, settings.monitor)
+        self.engine = Engine(self.transport, settings.slots, settings.timeout, self.group, self.station)
         self.crank = Crank(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
-        self.straight, self.names = Straight(plain, self.engine, self.crank), Names(plain.rank)
-        tuner = Tuner(plain, self._run_plainly)
-        self._chooser = Chooser(plain.rank, plain.size, settings, tuner, self.straight.meet)
+        self.straight = Straight(plain, self.engine, self.crank, self.transport.kin, railed=bool(rails))
+        self.names = Names(plain.rank)
+        self.trial: Trial[Any] | None = None
+        """What the last call was a part of."""
+        self._planned = Planned(plain, settings)
+        self._tuner = Tuner(
+            plain, self._run_plainly, self.straight.improve, self.straight.meet, self.transport.kin.extend
+        )
+        self._chooser = Chooser(plain.rank, plain.size, settings, self._tuner, self.straight.meet)
         weakref.finalize(self, self.crank.close).atexit = False
         OPEN.add(self)
 
@@ -72,7 +80,10 @@ class Caller:
             with suppress(Exception):  # what went wrong was raised where it was waited for
                 coder.close()
         if not broken and self.engine.broken is None:
+            self._tuner.close()
             self.transport.close()
+        else:
+            self.transport.abandon()
 
     # Calls
 
@@ -86,6 +97,18 @@ class Caller:
 
     def _block(self, method: str, args: tuple[Any, ...], options: Options) -> bool:
         form, choice = self._understood(method, args, options, blocking=True)
+        start = perf_counter()
+        try:
+            return self._carry_out(method, form, args, options, choice)
+        finally:
+            self.trial = choice.trial
+            if choice.trial is not None:
+                assert form is not None
+                choice.trial.note((perf_counter() - start) / form.nbytes)
+
+    def _carry_out(
+        self, method: str, form: Form | None, args: tuple[Any, ...], options: Options, choice: Choice
+    ) -> bool:
         if form is None or choice.algorithm is None:
             self.straight.block(method, form, args, choice)
             if (told := self.straight.told(method, options)) is not None:
@@ -110,6 +133,12 @@ class Caller:
             told = self.straight.told(method, options)
             return lambda: self.straight.start(method, form, args, choice, told)
         return lambda: Request(self._submit(form, choice, options, background=True), self.crank, form)
+
+    def settle(self, method: str, args: tuple[Any, ...], options: Options) -> None:
+        """Make a call until `auto` knows the best way for it."""
+        self.block(method, args, options)
+        while self.trial is not None:
+            self.block(method, args, options)
 
     def tune(self, methods: tuple[str, ...]) -> None:
         """Measure for `auto` now."""
@@ -144,18 +173,14 @@ class Caller:
             raise self.engine.broken
         try:
             form = FORMS[method](Place(method, self.rank, self.size), *args)
-            return form, self._chooser.choose(method, form, options, blocking=blocking)
+            return form, self._chooser.choose(method, form, self._planned.options(form, options), blocking=blocking)
         except GpucompError as error:
-            name = options.get("name") or ""
-            job = Job(Meeting(method), f"an error: {error}", name=name, trace=0 if name else self.engine.watch.trace)
-            self.crank.submit(job)
+            self.crank.submit(Job(Meeting(method), f"an error: {error}", name=options.get("name") or ""))
             raise
 
-    def _run_plainly(self, method: str, buffers: tuple[object, ...]) -> None:
-        """Carry out a method by the first schedule of its collective, with no codec."""
-        collective = "reduce_scatter" if method == "Reduce_scatter_block" else {"Bcast": "broadcast"}.get(method)
-        name = algorithms(collective or method.lower())[0].name
-        self.block(method, buffers, {"algorithm": name, "codec": "none", "chunk": DEFAULT_CHUNK})
+    def _run_plainly(self, method: str, buffers: tuple[object, ...], algorithm: str) -> None:
+        """Carry out a method by a schedule, with no codec."""
+        self.block(method, buffers, {"algorithm": algorithm, "codec": "none", "chunk": DEFAULT_CHUNK})
 
     # The engine's way
 
@@ -187,26 +212,27 @@ class Caller:
                 name=form.collective,
                 op=form.op,
                 same_everywhere=form.collective in ("allreduce", "allgather"),
+                root_too=form.collective == "broadcast" and options.get("alike", False),
                 plain=choice.codec.name == "none",
                 before=packing.fill if packing.needed else None,
                 after=packing.empty if packing.needed else None,
             )
             said = f"{form.said}, {choice.codec.spec}, {choice.algorithm.name}, chunks of {choice.piece}"
-            job = Job(
-                task,
-                said,
-                name=name,
-                priority=options.get("priority", 0),
-                uneven=form.counts is None,
-                trace=0 if name else self.engine.watch.trace,
-            )
+            job = Job(task, said, name=name, priority=options.get("priority", 0), everyone=form.counts is None)
             job.when_done = self.names.told(name, options)
         self.crank.submit(job, background=background)
         return job
 
     def _coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
         """Return the coder that all collectives of this kind share, stream and all."""
-        key = (id(codec) if isinstance(codec, Auto) else codec.spec), device.name, inline
+        key = (codec.spec if codec.shared else id(codec)), device.name, inline
         if key not in self._coders:
-            self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=cuda_aware().aware)
+            reaches = not self._settings.rails and cuda_aware().aware
+            self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=reaches)
         return self._coders[key]
+
+    def forget(self, codec: Codec) -> None:
+        """Close the coders of a codec that will not be used any more, nor is now."""
+        for key in [key for key in self._coders if key[0] == id(codec)]:
+            with suppress(Exception):  # what went wrong was raised where it was waited for
+                self._coders.pop(key).close()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from mpi_gpucomp.codec import find
 from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
+from mpi_gpucomp.comm.calibrate import METHODS
 from mpi_gpucomp.comm.options import Choice
 from mpi_gpucomp.comm.plain import can_do
-from mpi_gpucomp.comm.tuning import METHODS, OWN
+from mpi_gpucomp.comm.tuning import OWN
 from mpi_gpucomp.errors import BufferError, ScheduleError, SpecError
 from mpi_gpucomp.schedule import xml
 from mpi_gpucomp.schedule.check import checked
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from mpi_gpucomp.comm.tuning import Decision, Tuner
 
 __all__ = ["Chooser"]
+
+PLAIN_CHUNKS = 32, 1 << 18, 1 << 20
+CODED_CHUNKS = 16, 1 << 19, 1 << 21
+"""How many chunks a message is cut into, as long as they are neither too short nor too long: bytes."""
 
 
 class Chooser:
@@ -45,20 +51,23 @@ class Chooser:
             self._check_mpi_can(method, form, options)
             return Choice(None, None)
         codec = self._codec(form, options)
-        free = name is None and wanted is None
+        free = name is None and wanted is None and not self._settings.rails
         if free and self.is_small(form, codec):
             return Choice(codec, None)
-        chunk = options.get("chunk") or self._settings.chunk
+        chunk, trial = options.get("chunk") or self._settings.chunk or _usual_chunk(form, codec), None
         if isinstance(codec, Auto):
             codec = self._tuner.codec
             if free and form.counts is not None and can_do(form):
                 decision = self._decide(method, form, blocking=blocking)
-                codec = codec if decision.encoded else find("none")
-                wanted, chunk = decision.algorithm, options.get("chunk") or decision.chunk
+                codec, wanted = decision.codec, decision.algorithm
+                # The model does not know what else a chunk costs that is encoded.
+                best = decision.chunk if codec.name == "none" else _usual_chunk(form, codec)
+                chunk = options.get("chunk") or self._settings.chunk or best
                 if wanted is None:
-                    return Choice(self._tuner.codec, None)
+                    return Choice(self._tuner.codec, None, on=decision.on, trial=decision.trial)
+                trial = decision.trial
         piece = max(1, chunk // form.some.buffer.dtype.itemsize)
-        return Choice(codec, self._algorithm(form, wanted), piece)
+        return Choice(codec, self._algorithm(form, wanted), piece, trial=trial)
 
     def _decide(self, method: str, form: Form, *, blocking: bool) -> Decision:
         """Let `auto` decide; the first time it measures, once all ranks have said that they want the same."""
@@ -67,14 +76,13 @@ class Chooser:
                 return OWN
             self._meet(method, f"{form.said}, auto")
             self._tuner.measure(form.collective, form.some.buffer.device)
-        assert form.counts is not None
-        nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
-        return self._tuner.decide(form, nbytes, blocking=blocking)
+        return self._tuner.decide(form, form.nbytes, blocking=blocking)
 
     def tune(self, methods: tuple[str, ...]) -> None:
         """Measure what these methods need to be known for `auto`: all ranks do, together."""
         for wanted in methods:
-            collective = next((name for name, (method, _) in METHODS.items() if method.lower() == wanted.lower()), None)
+            bare = _bare(wanted)
+            collective = next((name for name, (method, _) in METHODS.items() if _bare(method) == bare), None)
             if collective is None:
                 raise SpecError(
                     "tune",
@@ -136,10 +144,11 @@ class Chooser:
             # Open MPI 5 gives wrong results in MPI_Ialltoallv in place where some counts are 0.
             wrong = form.collective == "alltoall" and form.in_place
             return codec.name in ("none", "auto") and not wrong
-        nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
-        small, chunk = self._settings.small, self._settings.chunk
+        small, chunk = self._settings.small, self._settings.chunk or DEFAULT_CHUNK
+        if codec.name == "auto" and self._tuner.knows(form.collective):
+            return form.nbytes <= small
         # Without a codec that somebody asked for, a single chunk gains nothing from a schedule.
-        return nbytes <= (max(small, chunk) if small and codec.name in ("none", "auto") else small)
+        return form.nbytes <= (max(small, chunk) if small and codec.name in ("none", "auto") else small)
 
     def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
         """Return the schedule for a call: by its name, from a file, or as given."""
@@ -166,6 +175,23 @@ class Chooser:
                 remedy="Load a schedule that was made for this call.",
                 rank=self._rank,
             )
+
+
+def _usual_chunk(form: Form, codec: Codec) -> int:
+    """Return the bytes of a chunk where nobody has said how long it should be.
+
+    Shorter chunks are through a chain sooner, and each takes the processor some time however short it is: far more
+    with a codec than without.
+    """
+    if form.counts is None:
+        return DEFAULT_CHUNK
+    share, least, most = PLAIN_CHUNKS if codec.name == "none" else CODED_CHUNKS
+    return min(most, max(least, form.nbytes // share))
+
+
+def _bare(method: str) -> str:
+    """Return what the variants of a method have in common: one is measured for all."""
+    return method.lower().removeprefix("i").removesuffix("v").removesuffix("_block")
 
 
 @lru_cache(maxsize=64)

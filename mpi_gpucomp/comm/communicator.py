@@ -1,22 +1,24 @@
-"""The collectives of an MPI communicator, compressed and pipelined, under mpi4py's names.
+"""The communicator: how it is made and freed, what it was made with, and what it tells of itself.
 
-A call goes one of two ways. Large ones are schedules that the engine runs. Small ones, and what we have no kernels for,
-go straight to MPI, on a duplicate of their own. Which way a call goes follows from what all ranks know alike.
+What it does is in `Methods`.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
+from mpi_gpucomp.codec import find
 from mpi_gpucomp.comm.caller import Caller
+from mpi_gpucomp.comm.methods import Methods
 from mpi_gpucomp.comm.options import Settings
 from mpi_gpucomp.comm.p2p import PointToPoint
-from mpi_gpucomp.comm.request import PersistentRequest, Request
-from mpi_gpucomp.engine.watch import LOW_BITS
+from mpi_gpucomp.comm.request import Request
+from mpi_gpucomp.comm.stats import RailStats, Stats, rails_of, stats_of
 from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.transport.rails import Rails, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,15 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
-_Array = np.ndarray
 
-
-def _is_plain(sendbuf: Any) -> bool:
-    """Say whether mpi4py can surely send from an argument as it is."""
-    return sendbuf is MPI.IN_PLACE or (type(sendbuf) is _Array and sendbuf.flags.carray)
-
-
-class Communicator:
+class Communicator(Methods):
     """The ranks of an MPI communicator, on duplicates of it; what it does not define itself is mpi4py's."""
 
     def __init__(
@@ -46,18 +41,27 @@ class Communicator:
         codec: str | Codec = "auto",
         *,
         roles: Mapping[str, str | Codec] | None = None,
-        chunk: int = 1 << 20,
+        chunk: int | None = None,
         slots: int = 2,
         small: int = 1 << 15,
         timeout: float | None = 60.0,
+        plans: str | None = None,
+        rails: str | Rails | None = None,
+        monitor: bool | None = None,
     ) -> None:
         """Let all ranks of `comm` make one, with the same settings.
 
         `roles` gives codecs for kinds of data, such as {"gradients": "bound:rel=1e-3"}; calls say role="gradients".
-        Messages of at most `small` bytes go straight to MPI. So many `slots` run at once, in chunks of `chunk` bytes.
+        Messages of at most `small` bytes go straight to MPI. So many `slots` run at once, in chunks of `chunk` bytes
+        (None: 256 KiB to 2 MiB, by length and codec).
         Ranks that wait for each other in a circle get a DeadlockError after `timeout` seconds (None: never).
+        `plans` is a directory of synthesised schedules; those made for nodes like these are used where they fit.
+        `rails` are network devices, such as "eth0,eth1": all goes over the first, and over the next when that one
+        breaks (None: as MPI_GPUCOMP_RAILS says; "": over MPI).
+        `monitor` says whether to record what goes on (None: as the environment says, which is yes by default).
         """
-        self._settings = Settings(codec, dict(roles or {}), chunk, slots, small, timeout)
+        paths = chosen(rails) or ""
+        self._settings = Settings(codec, dict(roles or {}), chunk, slots, small, timeout, plans, paths, monitor)
         self._plain: MPI.Intracomm = (comm._plain if isinstance(comm, Communicator) else comm).Dup()
         self._freed = False
         self.rank, self.size = self._plain.rank, self._plain.size
@@ -65,6 +69,7 @@ class Communicator:
         self._p2p = PointToPoint(self._plain, self._caller, self._settings)
         self._quick, self._engine = self._caller.straight.quick, self._caller.engine
         self._watch = self._engine.watch
+        self._deltas = count()
 
     def __enter__(self) -> Communicator:
         """Use it for the length of a `with`."""
@@ -146,6 +151,13 @@ class Communicator:
         """
         self._caller.tune(methods or ("Bcast", "Allreduce"))
 
+    def settle(self, method: str, /, *args: Any, **options: Unpack[Options]) -> None:
+        """Call a method, by its name, until codec="auto" has found the fastest way for such a message.
+
+        All ranks do, together. Without it the first one or two dozen calls of each size take the ways in turns.
+        """
+        self._caller.settle(method, args, options)
+
     # Names
 
     def register(self, name: str, collective: str, /, **options: Unpack[Options]) -> None:
@@ -161,236 +173,15 @@ class Communicator:
         self._caller.crank.turn()
         return self._caller.names.completed()
 
-    # Collectives
+    def stats(self) -> Stats:
+        """Say what has gone over the wire so far, of what does not go straight to MPI."""
+        return stats_of(self._caller)
 
-    def Bcast(self, buf: Any, root: int = 0, **options: Unpack[Options]) -> None:
-        """Send the root's buffer to all."""
-        if type(buf) is not _Array or not buf.flags.carray or options:
-            self._caller.block("Bcast", (buf, root), options)
-        elif (kind := (buf.nbytes, buf.dtype.char, root)) not in self._quick:
-            if self._caller.block("Bcast", (buf, root), options):
-                self._quick.add(kind)
-        else:
-            watch = self._watch
-            watch.trace = (watch.trace * 31 + kind[0] + root) & LOW_BITS
-            watch.steps += 1
-            watch.outside = "Bcast"
-            try:
-                self._plain.Bcast(buf, root)
-            except MPI.Exception as error:
-                self._caller.straight.check_dead(error)
-                raise
-            finally:
-                watch.outside = None
+    def codec_for(self, role: str | None = None) -> Codec | None:
+        """Return the codec of a role, if it has one; without a role, that of everything else."""
+        codec = self._settings.codec if role is None else self._settings.roles.get(role)
+        return None if codec is None else find(codec)
 
-    def Reduce(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[Options]
-    ) -> None:
-        """Reduce all buffers into the root's."""
-        self._caller.block("Reduce", (sendbuf, recvbuf, op, root), options)
-
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
-        """Reduce all buffers into everybody's."""
-        if type(recvbuf) is not _Array or not recvbuf.flags.carray or not _is_plain(sendbuf) or options:
-            self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)
-        elif (kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle)) not in self._quick:
-            if self._caller.block("Allreduce", (sendbuf, recvbuf, op), options):
-                self._quick.add(kind)
-        else:
-            watch = self._watch
-            watch.trace = (watch.trace * 31 + kind[0]) & LOW_BITS
-            watch.steps += 1
-            watch.outside = "Allreduce"
-            try:
-                self._plain.Allreduce(sendbuf, recvbuf, op)
-            except MPI.Exception as error:
-                self._caller.straight.check_dead(error)
-                raise
-            finally:
-                watch.outside = None
-
-    def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
-        """Collect the buffers of all ranks everywhere."""
-        self._caller.block("Allgather", (sendbuf, recvbuf), options)
-
-    def Allgatherv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
-        """Collect buffers of different lengths everywhere."""
-        self._caller.block("Allgatherv", (sendbuf, recvbuf), options)
-
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
-        """Collect the buffers of all ranks at the root."""
-        self._caller.block("Gather", (sendbuf, recvbuf, root), options)
-
-    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
-        """Collect buffers of different lengths at the root."""
-        self._caller.block("Gatherv", (sendbuf, recvbuf, root), options)
-
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
-        """Send every rank its share of the root's buffer."""
-        self._caller.block("Scatter", (sendbuf, recvbuf, root), options)
-
-    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> None:
-        """Send every rank a share of its own length of the root's buffer."""
-        self._caller.block("Scatterv", (sendbuf, recvbuf, root), options)
-
-    def Reduce_scatter(
-        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
-    ) -> None:
-        """Reduce all buffers, each rank getting so many elements of the result."""
-        recvcounts = self._caller.shares(sendbuf, recvbuf, recvcounts, options)
-        self._caller.block("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
-
-    def Reduce_scatter_block(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
-    ) -> None:
-        """Reduce all buffers, each rank getting its share of the result."""
-        self._caller.block("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
-
-    def Alltoall(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
-        """Send every rank its share of every rank's buffer."""
-        self._caller.block("Alltoall", (sendbuf, recvbuf), options)
-
-    def Alltoallv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
-        """Send every rank shares of different lengths."""
-        self._caller.block("Alltoallv", (sendbuf, recvbuf), options)
-
-    def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
-        """Reduce the buffers of the ranks up to this one (by MPI's own)."""
-        self._caller.block("Scan", (sendbuf, recvbuf, op), options)
-
-    def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> None:
-        """Reduce the buffers of the ranks before this one (by MPI's own)."""
-        self._caller.block("Exscan", (sendbuf, recvbuf, op), options)
-
-    def Barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self._caller.straight.barrier()
-
-    # Started again and again
-
-    def Bcast_init(self, buf: Any, root: int = 0, **options: Unpack[Options]) -> PersistentRequest:
-        """Prepare to send the root's buffer to all, whenever it is started."""
-        return PersistentRequest(self._caller.prepare("Bcast", (buf, root), options))
-
-    def Allreduce_init(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
-    ) -> PersistentRequest:
-        """Prepare to reduce all buffers into everybody's, whenever it is started."""
-        return PersistentRequest(self._caller.prepare("Allreduce", (sendbuf, recvbuf, op), options))
-
-    # The same, started only
-
-    def Ibcast(self, buf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
-        """Start to send the root's buffer to all."""
-        return self._caller.begin("Bcast", (buf, root), options)
-
-    def Ireduce(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[Options]
-    ) -> Request:
-        """Start to reduce all buffers into the root's."""
-        return self._caller.begin("Reduce", (sendbuf, recvbuf, op, root), options)
-
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> Request:
-        """Start to reduce all buffers into everybody's."""
-        return self._caller.begin("Allreduce", (sendbuf, recvbuf, op), options)
-
-    def Iallgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
-        """Start to collect the buffers of all ranks everywhere."""
-        return self._caller.begin("Allgather", (sendbuf, recvbuf), options)
-
-    def Iallgatherv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
-        """Start to collect buffers of different lengths everywhere."""
-        return self._caller.begin("Allgatherv", (sendbuf, recvbuf), options)
-
-    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
-        """Start to collect the buffers of all ranks at the root."""
-        return self._caller.begin("Gather", (sendbuf, recvbuf, root), options)
-
-    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
-        """Start to collect buffers of different lengths at the root."""
-        return self._caller.begin("Gatherv", (sendbuf, recvbuf, root), options)
-
-    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
-        """Start to send every rank its share of the root's buffer."""
-        return self._caller.begin("Scatter", (sendbuf, recvbuf, root), options)
-
-    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[Options]) -> Request:
-        """Start to send every rank a share of its own length of the root's buffer."""
-        return self._caller.begin("Scatterv", (sendbuf, recvbuf, root), options)
-
-    def Ireduce_scatter(
-        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
-    ) -> Request:
-        """Start to reduce all buffers, each rank getting so many elements of the result."""
-        recvcounts = self._caller.shares(sendbuf, recvbuf, recvcounts, options)
-        return self._caller.begin("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
-
-    def Ireduce_scatter_block(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]
-    ) -> Request:
-        """Start to reduce all buffers, each rank getting its share of the result."""
-        return self._caller.begin("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
-
-    def Ialltoall(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
-        """Start to send every rank its share of every rank's buffer."""
-        return self._caller.begin("Alltoall", (sendbuf, recvbuf), options)
-
-    def Ialltoallv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> Request:
-        """Start to send every rank shares of different lengths."""
-        return self._caller.begin("Alltoallv", (sendbuf, recvbuf), options)
-
-    def Iscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> Request:
-        """Start to reduce the buffers of the ranks up to this one (by MPI's own)."""
-        return self._caller.begin("Scan", (sendbuf, recvbuf, op), options)
-
-    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[Options]) -> Request:
-        """Start to reduce the buffers of the ranks before this one (by MPI's own)."""
-        return self._caller.begin("Exscan", (sendbuf, recvbuf, op), options)
-
-    # Point to point: the sender's codec and chunk count; a receiver's codec says only that frames come, whichever
-
-    def Send(
-        self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
-    ) -> None:
-        """Send a message; like MPI's own, a long one may wait for its receiver."""
-        self._p2p.send(buf, dest, tag, codec, chunk)
-
-    def Recv(
-        self,
-        buf: Any,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-        *,
-        codec: str | Codec | None = None,
-    ) -> None:
-        """Receive a message, which may be shorter than the buffer."""
-        self._p2p.receive(buf, source, tag, status, codec)
-
-    def Isend(
-        self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
-    ) -> Request:
-        """Start to send a message."""
-        return self._p2p.start_send(buf, dest, tag, codec, chunk)
-
-    def Irecv(
-        self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: str | Codec | None = None
-    ) -> Request:
-        """Start to receive a message."""
-        return self._p2p.start_receive(buf, source, tag, codec)
-
-    def Sendrecv(
-        self,
-        sendbuf: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-        *,
-        codec: str | Codec | None = None,
-        chunk: int | None = None,
-    ) -> None:
-        """Send a message and receive another, whichever comes first."""
-        self._p2p.exchange((sendbuf, dest, sendtag), (recvbuf, source, recvtag), status, codec, chunk)
+    def rail_stats(self) -> RailStats | None:
+        """Say what has become of the rails; None where there are none."""
+        return rails_of(self._caller)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -45,6 +46,11 @@ class Form:
         blocks = self.sent or self.received
         assert blocks is not None
         return blocks
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all blocks, as far as all ranks know them."""
+        return sum(self.counts or ()) * self.some.buffer.dtype.itemsize
 
     @property
     def said(self) -> str:
@@ -94,13 +100,12 @@ def _own(blocks: Blocks, rank: int) -> Blocks:
     return Blocks(blocks.buffer, [blocks.starts[rank]], [blocks.counts[rank]])
 
 
-def _matched(place: Place, sent: Blocks | None, received: Blocks | None, block: int | None = None) -> None:
-    """Raise unless what this rank sends is what it receives of itself: one type, and where it must be, one length."""
+def _matched(place: Place, sent: Blocks | None, received: Blocks | None, block: int = 0) -> None:
+    """Raise unless what this rank sends is what it receives of itself: one type, one length."""
     if sent is None or received is None:
         return
-    ours = sent.counts[block or 0], sent.buffer.dtype
-    theirs = received.counts[block or 0], received.buffer.dtype
-    if ours[1] != theirs[1] or (block is not None and ours != theirs):
+    ours, theirs = (sent.counts[block], sent.buffer.dtype), (received.counts[block], received.buffer.dtype)
+    if ours != theirs:
         raise place.refuse(
             f"{ours[0]} elements of {ours[1]} to be received, as they are sent",
             f"{theirs[0]} of {theirs[1]}",
@@ -132,7 +137,7 @@ def _all_reduce(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> 
     sent = received if in_place else place.blocks(sendbuf, writable=False)
     if operation is None or received is None or sent is None:
         return None
-    _matched(place, sent, received, 0)
+    _matched(place, sent, received)
     _apart(place, sent, received)
     return Form("allreduce", sent, received, operation, 0, in_place, tuple(received.counts))
 
@@ -151,7 +156,7 @@ def _reduce(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: i
     sent = received if in_place else place.blocks(sendbuf, writable=False)
     if operation is None or sent is None or (received is None and place.rank == root):
         return None
-    _matched(place, sent, received, 0)
+    _matched(place, sent, received)
     _apart(place, sent, received)
     return Form("reduce", sent, received, operation, root, in_place, tuple(sent.counts))
 
@@ -174,7 +179,7 @@ def _gathered(place: Place, sendbuf: Any, received: Blocks | None) -> Form | Non
     if received is None or (sent is None and not in_place):
         return None
     own = _own(received, place.rank)
-    _matched(place, sent, own, 0)
+    _matched(place, sent, own)
     return Form("allgather", sent or own, received, "replace", 0, in_place, tuple(received.counts))
 
 
@@ -196,7 +201,7 @@ def _gathered_at(place: Place, sendbuf: Any, received: Blocks | None, root: int)
     if (received is None and place.rank == root) or (sent is None and not in_place):
         return None
     own = _own(received, place.rank) if received else None
-    _matched(place, sent, own, 0)
+    _matched(place, sent, own)
     return Form("gather", sent or own, received, "replace", root, in_place)
 
 
@@ -218,7 +223,7 @@ def _scattered(place: Place, sent: Blocks | None, recvbuf: Any, root: int) -> Fo
     if (sent is None and place.rank == root) or (received is None and not in_place):
         return None
     own = _own(sent, place.rank) if sent else None
-    _matched(place, own, received, 0)
+    _matched(place, own, received)
     return Form("scatter", sent, received or own, "replace", root, in_place)
 
 
@@ -273,7 +278,7 @@ def _reduced_and_scattered(
     operation = _operation(op)
     if sent is None or received is None or operation is None:
         return None
-    _matched(place, _own(sent, place.rank), received, 0)
+    _matched(place, _own(sent, place.rank), received)
     if not in_place:
         _apart(place, sent, received)
     # MPI wants the result at the start of the buffer, where other blocks of the input are: it goes there at the end.
@@ -281,19 +286,18 @@ def _reduced_and_scattered(
 
 
 def _all_to_all(place: Place, sendbuf: Any, recvbuf: Any) -> Form | None:
-    received = place.blocks(recvbuf, place.size, writable=True)
-    in_place = sendbuf is MPI.IN_PLACE
-    sent = received if in_place else place.blocks(sendbuf, place.size, writable=False)
-    if sent is None or received is None:
-        return None
-    _matched(place, sent, received, 0)
-    return Form("alltoall", sent, received, "replace", 0, in_place, tuple(received.counts))
+    form = _exchanged(place, sendbuf, recvbuf, partial(place.blocks, blocks=place.size))
+    return form and replace(form, counts=tuple(form.some.counts))
 
 
 def _all_to_all_v(place: Place, sendbuf: Any, recvbuf: Any) -> Form | None:
-    received = place.vector(recvbuf, writable=True)
+    return _exchanged(place, sendbuf, recvbuf, place.vector)
+
+
+def _exchanged(place: Place, sendbuf: Any, recvbuf: Any, read: Callable[..., Blocks | None]) -> Form | None:
+    received = read(recvbuf, writable=True)
     in_place = sendbuf is MPI.IN_PLACE
-    sent = received if in_place else place.vector(sendbuf, writable=False)
+    sent = received if in_place else read(sendbuf, writable=False)
     if sent is None or received is None:
         return None
     _matched(place, sent, received, place.rank)

@@ -43,6 +43,7 @@ def _leave_one(caller: Caller) -> None:
         MPI.COMM_WORLD.Abort(1)
     if error is not None:
         caller.engine.leave(error)
+    caller.transport.abandon()
 
 
 @atexit.register

@@ -68,12 +68,14 @@ class Names:
 
     def told(self, name: str, options: Options) -> Callable[[Job], None] | None:
         """Return what is to be called when a job is over: it keeps the name, and calls back."""
-        callback = options.get("callback")
+        callback, failed = options.get("callback"), options.get("failed")
 
         def told(job: Job) -> None:
             if name:
                 self._completed.append(name)
-            if callback is not None and job.error is None:
+            if job.error is not None and failed is not None:
+                failed(job.error)
+            elif callback is not None and job.error is None:
                 callback()
 
-        return told if name or callback else None
+        return told if name or callback or failed else None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.trial import Trial
     from mpi_gpucomp.schedule.ir import Algorithm
+    from mpi_gpucomp.transport.rails import Rails
 
 __all__ = ["Choice", "Options", "Settings"]
 
@@ -27,8 +31,12 @@ class Options(TypedDict, total=False):
     """By which ranks may start it in any order among others with names."""
     priority: int
     """Higher ones are served first on this rank."""
+    alike: bool
+    """Of a broadcast: whether the root, too, ends with what a lossy codec makes of its elements."""
     callback: Callable[[], None] | None
     """Called, by the thread that notices, when it is complete."""
+    failed: Callable[[BaseException], None] | None
+    """Called in its place, with what went wrong, if it is over and not complete; not by MPI's own."""
 
 
 class Choice(NamedTuple):
@@ -39,6 +47,10 @@ class Choice(NamedTuple):
     """None for MPI's own."""
     piece: int = 0
     """Elements of a chunk."""
+    on: MPI.Intracomm | None = None
+    """Where MPI's own is called, if not where it usually is."""
+    trial: Trial[Any] | None = None
+    """What wants to know how long the call has taken."""
 
 
 class Settings(NamedTuple):
@@ -46,7 +58,12 @@ class Settings(NamedTuple):
 
     codec: str | Codec
     roles: dict[str, str | Codec]
-    chunk: int
+    chunk: int | None
     slots: int
     small: int
     timeout: float | None
+    plans: str | None = None
+    """A directory of synthesised schedules."""
+    rails: Rails | str = ""
+    """Empty for none."""
+    monitor: bool | None = None

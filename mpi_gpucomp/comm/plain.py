@@ -109,18 +109,15 @@ class Detour:
 
     def _copied(self, buffer: Buffer, writable: bool) -> int:
         device = get_device(buffer.device)
-        stream, packed, near = device.stream(), device.alloc(buffer.nbytes), device.pinned(buffer.nbytes)
+        stream, near = device.stream(), device.pinned(buffer.nbytes)
         order_after(buffer, stream)
-        gather(buffer, packed, stream)
-        stream.copy(near.address, packed.address, buffer.nbytes)
+        gather(buffer, near, stream)
         stream.synchronize()
 
         def back() -> None:
             if writable and not buffer.readonly:
-                stream.copy(packed.address, near.address, buffer.nbytes)
-                scatter(packed, buffer, stream)
+                scatter(near, buffer, stream)
             stream.close()
-            packed.release()
             near.release()
 
         self._finish.append(back)

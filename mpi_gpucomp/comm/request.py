@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from mpi_gpucomp.engine.progress import EAGER_TURNS, LONGEST_NAP, SHORTEST_NAP
+from mpi_gpucomp.engine.progress import Backoff
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
@@ -65,14 +64,12 @@ class Request:
     def Waitany(requests: Sequence[Any], status: Any = None) -> int:
         """Wait for one of those that are active, and return which; MPI.UNDEFINED if none is."""
         active = [number for number, request in enumerate(requests) if _is_active(request)]
-        idle, nap = 0, SHORTEST_NAP
+        backoff = Backoff()
         while active:
             for number in active:
                 if requests[number].Test(status):
                     return number
-            if (idle := idle + 1) > EAGER_TURNS:
-                time.sleep(nap)
-                nap = min(LONGEST_NAP, 2 * nap)
+            backoff.rest()
         return MPI.UNDEFINED
 
     # With a small letter mpi4py returns the objects that have arrived: of a buffer there is none.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.comm.forms import Form
     from mpi_gpucomp.comm.options import Choice, Options
+    from mpi_gpucomp.comm.own import Better
     from mpi_gpucomp.engine.engine import Engine
     from mpi_gpucomp.engine.progress import Crank
 
@@ -32,35 +33,50 @@ REVOKED_SECONDS = 1.0
 class Straight:
     """The way of one communicator to MPI."""
 
-    def __init__(self, plain: MPI.Intracomm, engine: Engine, crank: Crank) -> None:
-        """Call the methods of `plain`, which nobody else uses."""
+    def __init__(
+        self, plain: MPI.Intracomm, engine: Engine, crank: Crank, kin: list[MPI.Intracomm], *, railed: bool
+    ) -> None:
+        """Call the methods of `plain`, which nobody else uses; `kin` are those that are revoked with it.
+
+        Where the ranks are `railed`, what can do without MPI does.
+        """
+        self._kin, self._railed = kin, railed
         self._plain, self._engine, self._crank, self._watch = plain, engine, crank, engine.watch
         engine.watch.stuck_outside = self._end_it
         self._agreed: set[object] = set()
         """Kinds of calls that all ranks were found to make alike."""
+        self._better: dict[str, list[Better]] = {}
         self.quick: set[tuple[int, str, int] | None] = set()
         """Those on numpy's arrays that can be told by length, type and root or operation, to lose no time on them."""
+
+    def improve(self, method: str, better: Better) -> None:
+        """Use another communicator for messages of some lengths from now on; all ranks are told the same."""
+        self._better.setdefault(method, []).append(better)
+        self._kin.append(better.comm)
+        self.quick.clear()
 
     def block(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> None:
         """Make a call of MPI's own; the first of its kind only when all ranks have said that they do."""
         meeting = self._meeting(method, form, choice)
         if meeting is not None:
-            self._crank.submit(meeting, background=False)
-            Request(meeting, self._crank).Wait()
+            self._hold(meeting)
         self._watch.note(sum(_extent(form)))
-        self._plainly(method, form, args)
+        self._plainly(method, form, args, choice.on)
 
-    def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...]) -> Any:
+    def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...], wanted: MPI.Intracomm | None) -> Any:
         """Call MPI, by way of the host where it cannot reach the elements."""
+        nbytes = _extent(form)[0]
+        suited = (better.comm for better in self._better.get(method, ()) if better.suits(nbytes))
+        on = wanted or next(suited, self._plain)
         if form is None or passes(form, args):
-            return self.call(method, args)
+            return self.call(method, args, on)
         detour = Detour(method, form, args)
         try:
-            return self.call(method, detour.args)
+            return self.call(method, detour.args, on)
         finally:
             detour.finish()
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+    def call(self, method: str, args: tuple[Any, ...], on: MPI.Intracomm) -> Any:
         """Call MPI, and go on with what is under way meanwhile if no thread does.
 
         Then all ranks do the same, busy or not: MPI does not match a collective that blocks with one that does not.
@@ -68,7 +84,7 @@ class Straight:
         if self._crank.background:
             self._watch.outside = method
             try:
-                return getattr(self._plain, method)(*args)
+                return getattr(on, method)(*args)
             finally:
                 self._watch.outside = None
         request = getattr(self._plain, f"I{method.lower()}")(*args)
@@ -116,7 +132,7 @@ class Straight:
         if self._plain.size == 1 or kind in self._agreed:
             return None
         self._agreed.add(kind)
-        job = Job(Meeting(method), said, trace=self._watch.trace)
+        job = Job(Meeting(method), said, everyone=True)
         job.when_done = self._forget_if_wrong
         return job
 
@@ -130,7 +146,8 @@ class Straight:
         """End a call of MPI's own that will never come back: revoke it where MPI can, else end the job, saying why."""
         step = self._watch.steps
         with suppress(MPI.Exception, NotImplementedError):
-            self._plain.Revoke()
+            for comm in (self._plain, *self._kin):
+                comm.Revoke()
         time.sleep(REVOKED_SECONDS)
         if self._watch.outside is not None and self._watch.steps == step:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -146,15 +163,20 @@ class Straight:
 
     def meet(self, method: str, said: str) -> None:
         """Wait until all ranks have said the same of a call; raise if they do not."""
-        meeting = Job(Meeting(method), said, trace=self._watch.trace)
+        self._hold(Job(Meeting(method), said, everyone=True))
+
+    def _hold(self, meeting: Job) -> None:
         self._crank.submit(meeting, background=False)
         Request(meeting, self._crank).Wait()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
+        if self._railed:
+            self._hold(Job(Meeting("Barrier"), everyone=True))  # in which all ranks hear of all
+            return
         self._watch.note(0)
         try:
-            self.call("Barrier", ())
+            self.call("Barrier", (), self._plain)
         except MPI.Exception as error:
             self.check_dead(error)
             raise
@@ -162,4 +184,4 @@ class Straight:
 
 def _extent(form: Form | None) -> tuple[int, int]:
     """Return the bytes of a call, as far as all ranks know them, and its root."""
-    return (sum(form.counts or ()) * form.some.buffer.dtype.itemsize, form.root) if form else (0, 0)
+    return (form.nbytes, form.root) if form else (0, 0)

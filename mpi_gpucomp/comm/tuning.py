@@ -4,43 +4,49 @@ All ranks must decide alike. So they decide by numbers that they have measured a
 of the message. Only where its compressibility would tip the scale does each rank that has data take a sample, and they
 agree on the worst. Measuring takes all ranks, so it is done by the first blocking call of each collective, or by
 `Communicator.tune`; until then a call that is only started is MPI's own.
+
+No model is as good as the thing itself: the first blocking calls of a kind take the ways that may be the fastest in
+turns, and later ones the one that was. Not those that add up: what a sum is should not depend on which call made it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from mpi_gpucomp.codec import find
 from mpi_gpucomp.codec.auto import CANDIDATES, GENERAL, Auto
-from mpi_gpucomp.comm.calibrate import calibrate
+from mpi_gpucomp.collectives import algorithms
+from mpi_gpucomp.comm.calibrate import METHODS, arguments, calibrate
+from mpi_gpucomp.comm.own import DEFAULT, Tuned, keeps_settings
+from mpi_gpucomp.comm.trial import Trial
 from mpi_gpucomp.device import get_device, order_after
 from mpi_gpucomp.schedule.goal import COLLECTIVES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.collectives.select import Choice
     from mpi_gpucomp.comm.calibrate import Calibration
     from mpi_gpucomp.comm.forms import Form
+    from mpi_gpucomp.comm.own import Better
 
-__all__ = ["METHODS", "OWN", "Decision", "Tuner"]
+__all__ = ["OWN", "Decision", "Tuner"]
 
 OPTIMISTIC = 8.0
 """A ratio beyond what to hope for."""
 TYPICAL = {"float16": 1.2, "bfloat16": 1.45, "float32": 1.15, "float64": 1.1}
 """Ratios of `split` on weights and gradients."""
-METHODS = {
-    "broadcast": ("Bcast", (1,)),
-    "reduce": ("Reduce", (1, 1)),
-    "allreduce": ("Allreduce", (1, 1)),
-    "allgather": ("Allgather", (0, 1)),
-    "reduce_scatter": ("Reduce_scatter_block", (1, 0)),
-    "alltoall": ("Alltoall", (1, 1)),
-    "gather": ("Gather", (0, 1)),
-    "scatter": ("Scatter", (1, 0)),
-}
-"""The method of each collective, and which of its buffers are whole (1) or one rank's share (0)."""
+CALLS_PER_SAMPLE = 16
+PLAUSIBLE = 2.0
+"""How many times as long as MPI's own a way may be expected to take, to be tried."""
+MOST_TRIALS = 64
+"""Kinds of calls for which ways are tried; what comes after them is left to the model."""
+PLAIN = find("none")
 
 
 class Decision(NamedTuple):
@@ -48,78 +54,197 @@ class Decision(NamedTuple):
 
     algorithm: str | None
     chunk: int = 0
-    encoded: bool = False
+    codec: Codec = PLAIN
+    on: MPI.Intracomm | None = None
+    """Where MPI's own is called, if not where its length suggests."""
+    trial: Trial[Any] | None = None
+    """What wants to know how long it has taken."""
 
 
 OWN = Decision(None)
 
 
+class Sample(NamedTuple):
+    """The codec that suits some data best, and its ratio."""
+
+    codec: str
+    ratio: float
+
+
+UNSEEN = Sample("none", 1.0)
+
+
 class Tuner:
     """The decisions of one communicator."""
 
-    def __init__(self, comm: MPI.Intracomm, run: Callable[[str, tuple[object, ...]], object]) -> None:
-        """Measure on `comm`; `run` carries out a method with the engine's first algorithm and no codec."""
-        self._comm, self._run = comm, run
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        run: Callable[[str, tuple[object, ...], str], object],
+        improve: Callable[[str, Better], None],
+        meet: Callable[[str, str], None],
+        adopt: Callable[[Iterable[MPI.Intracomm]], None],
+    ) -> None:
+        """Measure on `comm`; `run` carries out a method on buffers by an algorithm of the engine's, with no codec.
+
+        `improve` hears of a communicator on which one of MPI's own methods is faster. `meet` lets all ranks compare
+        what they say of a method, or raises. `adopt` hears of further communicators on which methods may be called.
+        """
+        self._comm, self._run, self._improve, self._meet, self._adopt = comm, run, improve, meet, adopt
         self._known: dict[str, Calibration] = {}
+        self._tuned: list[Tuned] = []
+        self._samples: dict[tuple[str, int, str], tuple[int, Sample]] = {}
+        self._trials: dict[tuple[str, int, str, str], Trial[Decision]] = {}
         self.codec = Auto()
 
     def knows(self, collective: str) -> bool:
-        """Say whether a collective has been measured."""
+        """Say whether a collective was measured."""
         return collective in self._known
 
     def measure(self, collective: str, device: str) -> None:
         """Measure a collective: all ranks do, and nothing else meanwhile."""
-        before = next(iter(self._known.values()), None)
-        found = calibrate(self._comm, collective, lambda nbytes: self._try(collective, nbytes), device, before)
+        before, method = next(iter(self._known.values()), None), METHODS[collective][0]
+        tuned = partial(self._tune, method) if keeps_settings() else None
+        found = calibrate(self._comm, collective, lambda nbytes: self._try(collective, nbytes), device, before, tuned)
         self._known[collective] = found
         if before is None:
             self.codec = Auto(found.costs)
+        for better in found.better:
+            self._improve(method, better)
+
+    def _tune(self, method: str) -> Tuned:
+        self._tuned.append(Tuned(self._comm, method.lower()))
+        return self._tuned[-1]
+
+    def close(self) -> None:
+        """Free what was made to measure: all ranks do."""
+        for tuned in self._tuned:
+            tuned.close()
 
     def _try(self, collective: str, nbytes: int) -> None:
         """Run a collective through the engine, on buffers of which the longest has so many bytes."""
-        method, whole = METHODS[collective]
-        share = max(1, nbytes // 4 // self._comm.size)
-        buffers = tuple(np.ones(share * (self._comm.size if one else 1), np.float32) for one in whole)
-        self._run(method, buffers)
+        buffers = arguments(collective, self._comm.size, nbytes)
+        self._run(METHODS[collective][0], buffers, algorithms(collective)[0].name)
 
     def decide(self, form: Form, nbytes: int, *, blocking: bool) -> Decision:
-        """Decide for a message of so many bytes; a call that may not wait takes no sample."""
+        """Decide for a message of so many bytes; a call that may not wait takes no samples and tries nothing."""
+        if not blocking:
+            return self._by_habit(form, nbytes)
         known, dtype = self._known[form.collective], form.some.buffer.dtype
-        candidates = [codec.name for codec in CANDIDATES.get(dtype.name, GENERAL)]
-        raw = known.choose(nbytes, dtype)
-        if raw.algorithm is not None:
-            # Whether a chunk is encoded is decided by what is in it; a sum waits for that, so there it must be likely.
-            ratio = TYPICAL.get(dtype.name, 1.0) if COLLECTIVES[form.collective].reduces else OPTIMISTIC
-            encoded = any(known.choose(nbytes, dtype, name, ratio).encoded for name in candidates)
-            return Decision(raw.algorithm, raw.chunk, encoded)
-        if not blocking or not any(known.choose(nbytes, dtype, name, OPTIMISTIC).algorithm for name in candidates):
-            return OWN
-        best = known.choose(nbytes, dtype, *self._sampled(form))
-        return Decision(best.algorithm, best.chunk, best.encoded)
+        may_pay = any(known.choose(nbytes, dtype, name, OPTIMISTIC).encoded for name in _candidates(form))
+        sample = self._recent(form, nbytes) if may_pay else UNSEEN
+        expected = _decision(known.choose(nbytes, dtype, *sample), sample)
+        return expected if COLLECTIVES[form.collective].reduces else self._tried(form, nbytes, expected, sample)
 
-    def _sampled(self, form: Form) -> tuple[str, float]:
+    def _by_habit(self, form: Form, nbytes: int) -> Decision:
+        """Decide by what such data usually are."""
+        known, dtype = self._known[form.collective], form.some.buffer.dtype
+        raw = known.choose(nbytes, dtype)
+        if raw.algorithm is None:
+            return OWN
+        # Whether a chunk is encoded is decided by what is in it; a sum waits for that, so there it must be likely.
+        ratio = TYPICAL.get(dtype.name, 1.0) if COLLECTIVES[form.collective].reduces else OPTIMISTIC
+        encoded = any(known.choose(nbytes, dtype, name, ratio).encoded for name in _candidates(form))
+        return Decision(raw.algorithm, raw.chunk, self.codec if encoded else PLAIN)
+
+    # Trials
+
+    def _tried(self, form: Form, nbytes: int, expected: Decision, sample: Sample) -> Decision:
+        """Return the way that was the fastest for such messages, or the one whose turn it is to be tried."""
+        kind = form.collective, nbytes.bit_length(), form.some.buffer.dtype.name, sample.codec
+        trial = self._trials.get(kind)
+        if trial is not None and trial.settled:
+            return trial.way
+        if trial is None and len(self._trials) == MOST_TRIALS:
+            return expected
+        self._gather(form, trial.place if trial else "first try")
+        if trial is None:
+            trial = self._trials[kind] = Trial(self._ways(form, nbytes, expected, sample))
+        trial.begin(self._largest)
+        self._comm.Barrier()  # to wait for a rank that is late should not count
+        return trial.way if trial.settled else trial.way._replace(trial=trial)
+
+    def _ways(self, form: Form, nbytes: int, expected: Decision, sample: Sample) -> list[Decision]:
+        """Return the ways that may be the fastest, the expected one first."""
+        known, dtype = self._known[form.collective], form.some.buffer.dtype
+        limit = PLAUSIBLE * known.own_seconds(nbytes)
+        engine = known.engine(nbytes, dtype), known.engine(nbytes, dtype, *sample)
+        ways = [expected, OWN, *(_decision(choice, sample) for choice in engine if choice.seconds <= limit)]
+        usual = next((better.comm for better in known.better if better.suits(nbytes)), self._comm)
+        ways += [Decision(None, on=comm) for comm in self._own(form.collective) if comm is not usual]
+        return _distinct(ways)
+
+    def _own(self, collective: str) -> list[MPI.Intracomm]:
+        """Return where MPI's own may be fast."""
+        found = {DEFAULT: self._comm}
+        for tuned in self._tuned:
+            if tuned.collective == METHODS[collective][0].lower():
+                found |= tuned.promising(found)
+        self._adopt(found.values())
+        return list(found.values())
+
+    def _gather(self, form: Form, what: str) -> None:
+        """Wait for all ranks, so that those which do something else are noticed here, and not inside MPI."""
+        self._meet(METHODS[form.collective][0], f"{form.said}, auto, {what}")
+
+    def _largest(self, numbers: list[float]) -> list[float]:
+        largest = np.array(numbers, np.float64)
+        self._comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
+        return [float(number) for number in largest]
+
+    # Samples
+
+    def _recent(self, form: Form, nbytes: int) -> Sample:
+        """Return what a sample of this message or of one before it, of its kind, has shown.
+
+        To agree on a sample takes as long as a short message. A chunk that does not shrink travels as it is anyway.
+        """
+        kind = form.collective, nbytes.bit_length(), form.some.buffer.dtype.name
+        left, sample = self._samples.get(kind, (0, UNSEEN))
+        if not left:
+            self._gather(form, "a sample")
+            left, sample = CALLS_PER_SAMPLE, self._sampled(form)
+        self._samples[kind] = left - 1, sample
+        return sample
+
+    def _sampled(self, form: Form) -> Sample:
         """Agree on a codec and its ratio: the worst of all ranks that have data."""
-        names = [codec.name for codec in CANDIDATES.get(form.some.buffer.dtype.name, GENERAL)]
+        names = _candidates(form)
         numbers = np.full(2, np.inf)
-        if form.sent is not None and (not _from_root(form) or self._comm.rank == form.root):
+        from_root = form.collective in ("broadcast", "scatter")
+        if form.sent is not None and (not from_root or self._comm.rank == form.root):
             sample = self._own_sample(form)
-            numbers[:] = round(sample[1], 2), names.index(sample[0]) if sample[0] in names else -1.0
+            numbers[:] = round(sample.ratio, 2), names.index(sample.codec) if sample.codec in names else -1.0
         self._comm.Allreduce(MPI.IN_PLACE, numbers, MPI.MIN)
         ratio, number = numbers
-        return (names[int(number)], float(ratio)) if np.isfinite(ratio) and number >= 0 else ("none", 1.0)
+        return Sample(names[int(number)], float(ratio)) if np.isfinite(ratio) and number >= 0 else UNSEEN
 
-    def _own_sample(self, form: Form) -> tuple[str, float]:
+    def _own_sample(self, form: Form) -> Sample:
         """Look at this rank's data, where they lie in one piece."""
         assert form.sent is not None
         buffer = form.sent.buffer
         if not buffer.contiguous:
-            return "none", 1.0
+            return UNSEEN
         stream = get_device(buffer.device).stream()
         order_after(buffer, stream)
         found = self.codec.sample(buffer, stream).result()
         stream.close()
-        return found.codec.name, found.ratio
+        return Sample(found.codec.name, found.ratio)
 
 
-def _from_root(form: Form) -> bool:
-    return COLLECTIVES[form.collective].rooted and form.collective in ("broadcast", "scatter")
+def _candidates(form: Form) -> list[str]:
+    return [codec.name for codec in CANDIDATES.get(form.some.buffer.dtype.name, GENERAL)]
+
+
+def _decision(choice: Choice, sample: Sample) -> Decision:
+    if choice.algorithm is None:
+        return OWN
+    return Decision(choice.algorithm, choice.chunk, find(sample.codec) if choice.encoded else PLAIN)
+
+
+def _distinct(ways: list[Decision]) -> list[Decision]:
+    """Leave out what is there already."""
+    found: dict[object, Decision] = {}
+    for way in ways:
+        found.setdefault((way.algorithm, way.chunk, way.codec.spec, way.on and way.on.handle), way)
+    return list(found.values())

@@ -13,6 +13,7 @@ from mpi_gpucomp.codec import frame
 from mpi_gpucomp.codec.none import Nothing
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.host import HostDevice, InlineStream
+from mpi_gpucomp.monitor.nvtx import gpu_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
     Waiting = Generator[Callable[[], bool], None, int]
 
-__all__ = ["Coder"]
+__all__ = ["INLINE_BYTES", "Coder"]
 
 HOST = cast(HostDevice, get_device("host"))
 PLAIN = Nothing()
+INLINE_BYTES = 1 << 16
+"""Chunks below this size are best coded by the thread that waits for them."""
 
 
 class Coder:
@@ -38,6 +41,9 @@ class Coder:
         self._direct = device is HOST or wire_reaches_gpu
         self._inline = InlineStream(HOST)
         self.stream = self._inline if inline and device is HOST else device.stream()
+        self._encoding, self._decoding = (
+            gpu_range(f"{what} {codec.name}", device.name) for what in ("encode", "decode")
+        )
 
     def room(self, count: int, dtype: DType) -> int:
         """Return the bytes that a frame of `count` elements never exceeds."""
@@ -47,11 +53,15 @@ class Coder:
         """Take memory for a frame: within reach of the wire and of the device."""
         return self._device.alloc(nbytes) if self._direct else self._device.pinned(nbytes)
 
-    def encode(self, source: Buffer, to: Memory, sequence: int) -> Waiting:
-        """Encode a chunk as a frame; a generator that yields what it waits for and returns the frame's length."""
-        codec = yield from self.codec.choose(source, self.stream)
+    def encode(self, source: Buffer, to: Memory, sequence: int, *, raw: bool = False) -> Waiting:
+        """Encode a chunk as a frame, or put it in one as it is (`raw`).
+
+        A generator that yields what it waits for and returns the frame's length.
+        """
+        codec = self.codec if raw else (yield from self.codec.choose(source, self.stream))
         near = to if self._direct else self._device.alloc(to.nbytes)
-        pending = frame.encode(codec, source, near, sequence, self.stream)
+        with self._encoding:
+            pending = frame.encode(codec, source, near, sequence, self.stream, raw=raw)
         yield pending.done
         nbytes = pending.size() or 0
         if self._device is HOST:
@@ -108,9 +118,10 @@ class Coder:
             near = self._device.alloc(received.nbytes)
             self.stream.copy(near.address, received.address, received.nbytes)
         codec = self.codec.decoder(header.wire_id)
-        pending = frame.decode(
-            codec, header, near, to, self.stream, op=op, sequence=sequence, where=where, verified=True
-        )
+        with self._decoding:
+            pending = frame.decode(
+                codec, header, near, to, self.stream, op=op, sequence=sequence, where=where, verified=True
+            )
         if near is not received:
             self.stream.release(near)
         return pending

@@ -9,11 +9,13 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mpi_gpucomp.engine.account import account
 from mpi_gpucomp.engine.failure import Disagreement, Failure, Note, note_for
 from mpi_gpucomp.engine.meeting import CHANNELS
 from mpi_gpucomp.engine.roll import Call, Joined, Past, Roll
+from mpi_gpucomp.engine.sentry import Sentry
 from mpi_gpucomp.engine.slots import Slots
 from mpi_gpucomp.engine.watch import Watch, post_all
 from mpi_gpucomp.errors import PeerError, RankFailedError
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.engine.job import Errand, Job, Work
+    from mpi_gpucomp.monitor.digest import UnderWay
+    from mpi_gpucomp.monitor.recorder import Group
+    from mpi_gpucomp.monitor.station import Station
     from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["Engine"]
@@ -35,8 +40,18 @@ _wrecks: list[Work] = []
 class Engine:
     """The jobs of one communicator."""
 
-    def __init__(self, transport: Transport, slots: int = 2, timeout: float | None = None) -> None:
-        """Let so many jobs run at once; after `timeout` seconds in which nothing moves, ask whether it ever will."""
+    def __init__(
+        self,
+        transport: Transport,
+        slots: int = 2,
+        timeout: float | None = None,
+        group: Group | None = None,
+        station: Station | None = None,
+    ) -> None:
+        """Let so many jobs run at once; after `timeout` seconds in which nothing moves, ask whether it ever will.
+
+        What goes on is recorded in a `group` of the process's monitor, if there is one.
+        """
         self.timeout = timeout
         self.broken: Exception | None = None
         """Why nothing more can be done here."""
@@ -54,6 +69,9 @@ class Engine:
         self._jobs: dict[Call, Job] = {}
         self._failures: dict[Call, Failure] = {}
         self.watch = Watch(transport, self._roll, self._jobs, self._fail)
+        self._group, self._station, self.sentry = group, station, Sentry(transport, self.watch, group, station)
+        if station is not None:
+            station.sources.add(self)
         self._readers: dict[str, Callable[..., None]] = {
             "join": self._hear_join,
             "note": self._hear_note,
@@ -62,6 +80,10 @@ class Engine:
             "ask": self.watch.hear_ask,
             "tell": self.watch.hear_tell,
             "stuck": self.watch.hear_stuck,
+            "see": self.sentry.hear_see,
+            "seen": self.sentry.hear_seen,
+            "symptom": self.sentry.hear_symptom,
+            "alarm": self.sentry.hear_alarm,
         }
 
     def submit(self, job: Job) -> None:
@@ -69,9 +91,11 @@ class Engine:
         if self.broken:
             raise self.broken
         job.call = call = self._roll.begin(job.name)
-        job.task.title = job.title
+        job.task.title, job.trace = job.title, 0 if job.name else self.watch.trace
         self.watch.moved()
-        job.needs = self._others if job.uneven else self._ring | job.task.neighbours
+        if self._group is not None:
+            job.task.log = self._group.begin(job.task.name, job.said)
+        job.needs = self._others if job.everyone else self._ring | job.task.neighbours
         self._jobs[call] = job
         failure = self._failures.get(call)
         if failure is not None:
@@ -88,6 +112,10 @@ class Engine:
         for peer, joined in self._roll.heard(call).items():
             self._compare(job, peer, joined)
         self._slots.fill()
+
+    def listen(self, kind: str, reader: Callable[..., None]) -> None:
+        """Let somebody else read letters of another kind: called with who left it, and what follows its kind."""
+        self._readers[kind] = reader
 
     def free_tag(self) -> int:
         """Return the first of as many tags as a task takes, none of which is in use on this rank.
@@ -111,18 +139,21 @@ class Engine:
         job = next(iter(self._jobs.values()), None)
         return job.title if job else None
 
-    def progress(self) -> bool:
-        """Go on with the running jobs; say whether anything moved."""
+    def progress(self, *, waiting: int = 0) -> bool:
+        """Go on with the running jobs, for a caller who waits (a number for each wait) or 0; say if anything moved."""
         if self.broken is not None:
             return False
         try:
+            self.sentry.turn(waiting)
             moved = self._hear()
-            moved |= self._run_errands()
+            if self.errands:
+                moved |= self._run_errands()
             for place, job in enumerate(list(self._slots.running)):
                 moved |= self._go_on(job, FIRST_IN_LINE if place == 0 else 1)
             self._slots.preempt()
             self._slots.fill()
-            moved |= self._settle_failures()
+            if self._failures:
+                moved |= self._settle_failures()
         except RankFailedError as error:
             self.give_up(error)
             return True
@@ -171,6 +202,7 @@ class Engine:
     def _close(self, job: Job, error: BaseException | None = None) -> None:
         """Let go of a job that is over."""
         del self._jobs[job.call]
+        job.task.log.end(failed=error is not None)
         self._roll.end(job.call, Past(job.said, job.task.sent, job.trace))
         job.error = error
         if job.when_done is None:
@@ -191,6 +223,19 @@ class Engine:
             remedy="Mend the callback; the collective itself is complete.",
             rank=self._transport.rank,
         )
+
+    def account(self) -> dict[str, Any]:
+        """Tell what it is doing, for a flight record."""
+        return account(self._group, self.watch, self._jobs, self.broken) if self._group else {}
+
+    def chunks(self) -> list[UnderWay]:
+        """Return the chunks that are not complete; their peers are ranks of the world."""
+        world = self._group.world if self._group else ()
+        return [one._replace(peer=world[one.peer]) for one in self.watch.under_way()] if world else []
+
+    def _record_flight(self, reason: str) -> None:
+        if self._station is not None:
+            self._station.record_flight(reason)
 
     # Letters
 
@@ -213,10 +258,10 @@ class Engine:
     def _compare(self, job: Job, peer: int, joined: Joined) -> None:
         """Take a neighbour's word, unless it is another one than ours."""
         if (joined.said, joined.trace) != (job.said, job.trace):
-            if job.call not in self._failures:
-                self._fail(job, Disagreement())
+            self._fail(job, Disagreement())
             return
         job.needs -= {peer}
+        job.task.log.joined(peer)
         job.longest = max(job.longest, joined.longest)
         job.task.peer_tags[peer] = joined.tag
 
@@ -226,11 +271,9 @@ class Engine:
             past = self._roll.past(call)
             self._transport.post(peer, pickle.dumps(("answer", call, note_for(peer, past))))
             return
-        if call not in self._failures:
-            self._failures[call] = Failure(call, self._transport, self._settle_time)
-            if job is not None:
-                self._fail(job, None)
-        self._failures[call].hear(peer, note)
+        if job is not None:
+            self._fail(job, None)
+        self._failure_of(call).hear(peer, note)
 
     def _hear_answer(self, peer: int, call: Call, note: Note) -> None:
         """Take the note of a rank that is through with a call; unlike others it wants none in return."""
@@ -239,16 +282,17 @@ class Engine:
 
     # Failures
 
-    @property
-    def _settle_time(self) -> float:
-        return 30.0 if self.timeout is None else self.timeout
+    def _failure_of(self, call: Call) -> Failure:
+        """Return what is known of a call that has failed, from now on if not before."""
+        if call not in self._failures:
+            self._failures[call] = Failure(call, self._transport, 30.0 if self.timeout is None else self.timeout)
+        return self._failures[call]
 
     def _fail(self, job: Job, error: BaseException | None) -> None:
         """Begin to fail a job together with all ranks."""
+        self._record_flight(f"{type(error).__name__}: {error}" if error else f"{job.title} has failed elsewhere")
         self._slots.remove(job)
-        failure = self._failures.get(job.call)
-        if failure is None:
-            failure = self._failures[job.call] = Failure(job.call, self._transport, self._settle_time)
+        failure = self._failure_of(job.call)
         if failure.job is None:
             failure.join(job, error)
 
@@ -267,6 +311,7 @@ class Engine:
 
     def give_up(self, error: Exception) -> None:
         """End everything: the ranks cannot reach or understand each other any more."""
+        self._record_flight(f"{type(error).__name__}: {error}")
         self.broken = self.broken or error
         self._transport.revoke()
         self._slots.clear()

@@ -38,14 +38,16 @@ class Job:
     """A collective that was submitted: its task, how it stands, and what went wrong."""
 
     def __init__(
-        self, task: Work, said: str = "", *, name: str = "", priority: int = 0, uneven: bool = False, trace: int = 0
+        self, task: Work, said: str = "", *, name: str = "", priority: int = 0, everyone: bool = False
     ) -> None:
         """Say what it does, for peers to compare; give it a name if ranks may start it in any order.
 
-        In an uneven one no rank knows the lengths of all blocks, so all ranks tell each other.
+        Ranks compare it with their neighbours, and with `everyone` where no rank knows the lengths of all blocks, or
+        where what comes next must not begin on any rank before all have agreed.
         """
-        self.task, self.said, self.name, self.priority, self.uneven = task, said, name, priority, uneven
-        self.trace = trace
+        self.task, self.said, self.name, self.priority, self.everyone = task, said, name, priority, everyone
+        self.trace = 0
+        """What went straight to MPI before it, see `Joined`; for one with a name, which knows no before, nothing."""
         self.call = Call(name, 0)
         self.finished = False
         self.error: BaseException | None = None
@@ -69,6 +71,7 @@ class Job:
     def start(self) -> None:
         """Get ready to move, once."""
         if not self.started:
+            self.task.log.runs()
             self.task.prepare(self.longest)
             self.started = True
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from mpi_gpucomp.monitor.recorder import OFF, NoLog
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from mpi_gpucomp.monitor.digest import UnderWay
 
 __all__ = ["CHANNELS", "Meeting"]
 
@@ -27,6 +31,7 @@ class Meeting:
         self.peer_tags: dict[int, int] = {}
         self.sent: Counter[tuple[int, int]] = Counter()
         self.done = False
+        self.log: NoLog = OFF
 
     def prepare(self, longest: int) -> None:
         """Need nothing."""
@@ -35,6 +40,10 @@ class Meeting:
         """Be done: a job is only moved when its neighbours have joined it."""
         self.done = True
         return True
+
+    def under_way(self) -> list[UnderWay]:
+        """Have nothing on the wire."""
+        return []
 
     def suspend(self) -> None:
         """Hold nothing."""

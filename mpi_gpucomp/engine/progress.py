@@ -13,14 +13,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.job import Job
+    from mpi_gpucomp.engine.job import Job
 
-__all__ = ["Crank"]
+__all__ = ["Backoff", "Crank"]
 
-EAGER_TURNS = 50
-SHORTEST_NAP, LONGEST_NAP = 20e-6, 500e-6
+EAGER_TURNS = 4
+SHORTEST_NAP, LONGEST_NAP = 20e-6, 200e-6
 IDLE_NAP = 0.05
 """Seconds between looks at the letters of other ranks, which may ask what this one is doing, while there is no work."""
+
+
+class Backoff:
+    """How whoever waits rests when nothing moves: not at all for some turns, then longer and longer."""
+
+    def __init__(self, eager_turns: int = EAGER_TURNS) -> None:
+        """Begin with turns that follow each other at once."""
+        self._eager = eager_turns
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again: something has moved."""
+        self._turns, self._nap = 0, SHORTEST_NAP
+
+    def rest(self) -> None:
+        """Rest behind a turn in which nothing has moved."""
+        self._turns += 1
+        if self._turns > self._eager:
+            time.sleep(self._nap)
+            self._nap = min(LONGEST_NAP, 2 * self._nap)
 
 
 class Crank:
@@ -37,7 +57,7 @@ class Crank:
         """Held while the engine is looked at or changed."""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._waiters = 0
+        self._waiters = self._waits = 0
         self._closing = False
         if background:
             self._thread = threading.Thread(target=self._run, name="gpucomp-progress", daemon=True)
@@ -61,15 +81,15 @@ class Crank:
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Turn until something is true."""
-        nap, idle = SHORTEST_NAP, 0
+        backoff = Backoff()
         self._waiters += 1
+        self._waits += 1
         try:
             while not ready():
                 if self.turn():
-                    nap, idle = SHORTEST_NAP, 0
-                elif (idle := idle + 1) > EAGER_TURNS:
-                    time.sleep(nap)
-                    nap = min(LONGEST_NAP, 2 * nap)
+                    backoff.reset()
+                else:
+                    backoff.rest()
         finally:
             self._waiters -= 1
             if not self._engine.idle:
@@ -78,7 +98,7 @@ class Crank:
     def turn(self) -> bool:
         """Go on a little; say whether anything moved."""
         with self.lock:
-            moved = self._engine.progress()
+            moved = self._engine.progress(waiting=self._waits if self._waiters else 0)
         while self._engine.to_tell:
             self._tell(self._engine.to_tell.popleft())
         return moved
@@ -97,7 +117,7 @@ class Crank:
         job.finished = True
 
     def _run(self) -> None:
-        nap = SHORTEST_NAP
+        backoff = Backoff(eager_turns=0)
         while not self._closing:
             self._wake.clear()  # before the look: whoever submits sets it afterwards
             if self._engine.idle or self._waiters:
@@ -105,10 +125,9 @@ class Crank:
                 if not self._waiters:
                     self.turn()
             elif self.turn():
-                nap = SHORTEST_NAP
+                backoff.reset()
             else:
-                time.sleep(nap)
-                nap = min(LONGEST_NAP, 2 * nap)
+                backoff.rest()
 
     def close(self) -> None:
         """End the thread."""

@@ -67,7 +67,7 @@ class Slots:
 
     def fill(self) -> None:
         """Give free slots to jobs that can go on."""
-        while len(self.running) < self._count and (job := self._next()) is not None:
+        while self._waiting and len(self.running) < self._count and (job := self._next()) is not None:
             self._run(job)
 
     def _run(self, job: Job) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.codec import OPS, Pending
@@ -17,10 +18,12 @@ from mpi_gpucomp.engine.coder import HOST
 from mpi_gpucomp.engine.meeting import CHANNELS
 from mpi_gpucomp.engine.scratch import Scratch
 from mpi_gpucomp.engine.staging import Frame, Staging
-from mpi_gpucomp.engine.versions import Version, versions_of
 from mpi_gpucomp.engine.wire import AHEAD, LaneState, Wire
 from mpi_gpucomp.errors import FrameError, ScheduleError
+from mpi_gpucomp.monitor.box import DECODE, ENCODE
+from mpi_gpucomp.monitor.recorder import OFF, NoLog
 from mpi_gpucomp.schedule.ir import Place
+from mpi_gpucomp.schedule.versions import Version, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device import DType, Event, Stream
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Layout
+    from mpi_gpucomp.monitor.digest import UnderWay
     from mpi_gpucomp.schedule.ir import Algorithm, Step
     from mpi_gpucomp.transport.base import Transport
 
@@ -63,12 +67,14 @@ class Task:
         name: str,
         op: str = "sum",
         same_everywhere: bool = False,
+        root_too: bool = False,
         plain: bool = False,
         before: StreamWork | None = None,
         after: StreamWork | None = None,
     ) -> None:
         """Describe this rank's part; `same_everywhere` lets a rank that sends a final value take what it encoded.
 
+        With `root_too` so does the root of a broadcast, whose elements a schedule leaves alone otherwise.
         A `plain` task, of codec none, sends elements without frames, from and to where they are if that can be.
         `before` and `after` queue work on the task's stream ahead of everything else, and behind it.
         """
@@ -82,17 +88,22 @@ class Task:
         self._program, self._layout, self._dtype = algorithm.programs[rank], layout, dtype
         self._coder, self._transport, self._op = coder, transport, op
         self._versions = versions_of(algorithm, rank)
+        self._comes_plain = _comes_plain(algorithm, rank)
         self._plain, self._in_place = plain, plain and coder.works_in_place
-        self._settles = same_everywhere and not coder.codec.lossless
+        self._settles = (same_everywhere or root_too) and not coder.codec.lossless
+        self._root_too = root_too
         self._finished = [0] * len(self._program.lanes)
-        self._shared: dict[tuple[int, Version], _Shared] = {}
+        self._shared: dict[tuple[int, Version, bool], _Shared] = {}
         self._scratch = Scratch(coder.stream, dtype, layout.piece)
-        self._working: deque[tuple[Pending, Frame | None]] = deque()
+        self._working: deque[tuple[Pending, Frame | None, tuple[int, int, int, int]]] = deque()
+        """What is being decoded or copied, from which frame, and what is recorded of it."""
         self._encoding = 0
         self._end: Event | None = None
         self.done = False
         """Whether every lane has come to its end, all work is done, and the caller may use the buffers."""
         self._before, self._after = before, after
+        self.log: NoLog = OFF
+        """Where the monitor keeps its records."""
 
     @property
     def longest(self) -> int:
@@ -102,6 +113,7 @@ class Task:
     def prepare(self, longest: int) -> None:
         """Get ready to move, now that the length of the longest block of all ranks is known."""
         self._layout.stretch(longest)
+        self._wire.log = self.log
         if self._before is not None:
             self._before(self._coder.stream)
             self._watch()
@@ -120,7 +132,7 @@ class Task:
             for chunk in range(step.count)
         ]
         state = LaneState(lane, staging, self._layout.loops, landings)
-        state.moves = self._walk(number, state)
+        state.moves, state.number = self._walk(number, state), number & 0xFF
         return state
 
     @property
@@ -158,6 +170,10 @@ class Task:
             self.done = True
         return self.done
 
+    def under_way(self) -> list[UnderWay]:
+        """Return the chunks that are on the wire or waited for."""
+        return list(self._wire.under_way())
+
     def suspend(self) -> None:
         """Give back the memory that only waits for messages; what has arrived or is leaving stays."""
         self._wire.suspend()
@@ -190,9 +206,10 @@ class Task:
         """Let go of frames that have been decoded."""
         moved = False
         while self._working and self._working[0][0].done():
-            pending, frame = self._working.popleft()
+            pending, frame, (posted, plain, lane, chunk) = self._working.popleft()
             pending.size()
             if frame is not None:
+                self.log.coded(DECODE, posted, frame.nbytes, plain, lane, chunk)
                 frame.release()
             moved = True
         return moved
@@ -240,7 +257,7 @@ class Task:
             source = self._at(step.source, chunk, loop)
             yield from self._send_version(state, self._versions.read[key][chunk], loop, source)
         elif step.kind in ("r", "rcs") and frame:
-            self._keep(self._versions.written[key][chunk], loop, frame)
+            self._keep(self._versions.written[key][chunk], loop, frame, plain=self._comes_plain[key[0]])
             if step.sends:
                 self._wire.post(state, frame.hold())
             self._decode(state, frame, self._for_frame(step.target, chunk, loop, frame), "replace", loop)
@@ -252,6 +269,7 @@ class Task:
     def _receive(self, state: LaneState, loop: int) -> Generator[Ready, None, Frame]:
         """Wait for the next message of a lane, and open it."""
         if not state.has_message():
+            state.wait_from_now()
             yield state.has_message  # not of one transfer: a task that was suspended listens with another
         frame = self._wire.take(state)
         if not self._plain:
@@ -261,37 +279,41 @@ class Task:
 
     def _send_version(self, state: LaneState, version: Version, loop: int, source: Buffer) -> Moves:
         """Send a chunk in the frame that it came in or that another lane has made, or make one."""
-        shared = self._shared.get((loop, version))
+        key, uses = (loop, version, state.lane.plain), version.wanted(state.lane.plain)
+        shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[loop, version] = _Shared(version.uses)
+            shared = self._shared[key] = _Shared(uses)
             if self._in_place and version.given and version.stays:
                 frame = Frame(_memory(source))
                 frame.nbytes = source.nbytes
             else:
-                frame = yield from self._encode(state, source, loop, settle=self._settles and version.final)
-            shared.frame = frame.hold(version.uses - 1)
+                settle = self._settles and (version.final or self._root_too)
+                frame = yield from self._encode(state, source, loop, settle=settle)
+            shared.frame = frame.hold(uses - 1)
         elif shared.frame is None:
             yield lambda: shared.frame is not None
         assert shared.frame is not None
         self._wire.post(state, shared.frame)
         shared.left -= 1
         if not shared.left:
-            del self._shared[loop, version]
+            del self._shared[key]
 
-    def _keep(self, version: Version, loop: int, frame: Frame) -> None:
-        """Keep a frame for those who will send the same chunk."""
-        if version.uses:
-            self._shared[loop, version] = _Shared(version.uses, frame.hold(version.uses))
+    def _keep(self, version: Version, loop: int, frame: Frame, *, plain: bool) -> None:
+        """Keep a frame for those who will send the same chunk in the same form."""
+        uses = version.wanted(plain)
+        if uses:
+            self._shared[loop, version, plain] = _Shared(uses, frame.hold(uses))
 
     def _encode(self, state: LaneState, source: Buffer, loop: int, *, settle: bool) -> Generator[Ready, None, Frame]:
         if not state.staging.available():
             yield state.staging.available
         frame = state.staging.take()
         self._encoding += 1
-        coder = self._coder
-        coding = coder.copy(source, frame.memory) if self._plain else coder.encode(source, frame.memory, loop)
+        posted, coder, raw = perf_counter_ns(), self._coder, state.lane.plain
+        coding = coder.copy(source, frame.memory) if self._plain else coder.encode(source, frame.memory, loop, raw=raw)
         frame.nbytes = yield from coding
         self._encoding -= 1
+        self.log.coded(ENCODE, posted, frame.nbytes, source.nbytes, state.number, loop)
         if settle:
             frame.header = self._coder.header(frame.filled(), self._where(state, loop))
             self._decode(state, frame.hold(), source, "replace", loop)
@@ -299,7 +321,7 @@ class Task:
 
     def _decode(self, state: LaneState, frame: Frame, to: Buffer, op: str, loop: int) -> None:
         """Queue the decoding of a frame, which then lets go of it."""
-        where = self._where(state, loop)
+        where, posted = self._where(state, loop), perf_counter_ns()
         if self._plain:
             _check_length(frame, to, where)
             if frame.in_place:
@@ -308,7 +330,7 @@ class Task:
         else:
             assert frame.header is not None
             pending = self._coder.decode(frame.header, frame.filled(), to, op, loop, where)
-        self._working.append((pending, frame))
+        self._working.append((pending, frame, (posted, to.nbytes, state.number, loop)))
 
     def _reduce(self, state: LaneState, step: Step, key: tuple[int, int], chunk: int, loop: int, frame: Frame) -> Moves:
         """Reduce what has arrived with what is here; keep the result, send it, or both."""
@@ -321,7 +343,7 @@ class Task:
         if step.sends:
             version = self._versions.written[key][chunk] if step.target and not temporary else Version(final=False)
             out = yield from self._encode(state, target, loop, settle=self._settles and version.final)
-            self._keep(version, loop, out)
+            self._keep(version, loop, out, plain=state.lane.plain)
             self._wire.post(state, out)
         if temporary:
             stream.release(temporary)
@@ -339,7 +361,7 @@ class Task:
     def _watch(self) -> None:
         """Notice if the work just queued is skipped, because other work on the stream, which is shared, has failed."""
         event = self._coder.stream.record()
-        self._working.append((Pending(event.done, event.wait), None))
+        self._working.append((Pending(event.done, event.wait), None, (0, 0, 0, 0)))
 
     def _at(self, place: Place | None, chunk: int, loop: int, *, like: Buffer | None = None) -> Buffer:
         """Return the elements of a chunk; scratch that is written is made as long as what it is written from."""
@@ -381,6 +403,17 @@ def _check_channels(algorithm: Algorithm, rank: int) -> None:
             remedy="Let lanes that go to different peers share a channel.",
             rank=rank,
         )
+
+
+def _comes_plain(algorithm: Algorithm, rank: int) -> list[bool]:
+    """Say for each lane whether what it receives was sent as it is, and not encoded."""
+    plain = {
+        (sender, lane.channel)
+        for sender, program in enumerate(algorithm.programs)
+        for lane in program.lanes
+        if lane.plain and lane.send == rank
+    }
+    return [(lane.receive, lane.channel) in plain for lane in algorithm.programs[rank].lanes]
 
 
 def _check_sequence(header: Header, loop: int, where: str) -> None:

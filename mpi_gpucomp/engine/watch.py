@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.engine.job import Job
     from mpi_gpucomp.engine.roll import Roll
+    from mpi_gpucomp.monitor.digest import UnderWay
     from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["LOW_BITS", "Watch", "post_all"]
@@ -68,13 +69,14 @@ class Watch:
         """Take notice that something goes on."""
         self._moved_at = time.monotonic()
 
-    def _status(self) -> Status:
+    def status(self) -> Status:
+        """Return what this rank tells others of itself."""
         waits = {job.call: job.title for job in self._jobs.values() if job.waiters}
         if self.outside is not None:
             waits[Call(OUTSIDE, self.steps)] = f"{self.outside} of MPI's own (number {self.steps})"
         return Status(waits, self._roll.runs | {OUTSIDE: self.steps})
 
-    def _waits_since(self) -> float | None:
+    def waits_since(self) -> float | None:
         """Return since when the caller has been waiting with nothing moving, if it has."""
         if self.outside is None:
             return self._moved_at if any(job.waiters for job in self._jobs.values()) else None
@@ -82,15 +84,19 @@ class Watch:
             self._seen_outside = self.steps, time.monotonic()
         return self._seen_outside[1]
 
+    def under_way(self) -> list[UnderWay]:
+        """Return the chunks of all jobs that are on the wire or waited for."""
+        return [one for job in list(self._jobs.values()) for one in job.task.under_way()]
+
     def look(self, timeout: float) -> None:
         """Ask all ranks what they wait for, when somebody here has waited for long; end it if nothing can move."""
-        now, since = time.monotonic(), self._waits_since()
+        now, since = time.monotonic(), self.waits_since()
         if since is None:
             return
         if self._inquiry is None and now - max(since, self._asked_at) > timeout:
             self._inquiries, self._asked_at = self._inquiries + 1, now
             size, rank = self._transport.size, self._transport.rank
-            self._inquiry = Inquiry(self._inquiries, size, rank, self._status())
+            self._inquiry = Inquiry(self._inquiries, size, rank, self.status())
             post_all(self._transport, "ask", self._inquiries)
         elif self._inquiry is not None and self._inquiry.complete:
             self._judge(self._inquiry, now - since > NEVER_COMES * timeout)
@@ -106,7 +112,7 @@ class Watch:
 
     def hear_ask(self, peer: int, number: int) -> None:
         """Tell a rank that asks."""
-        self._transport.post(peer, pickle.dumps(("tell", number, self._status())))
+        self._transport.post(peer, pickle.dumps(("tell", number, self.status())))
 
     def hear_tell(self, peer: int, number: int, status: Status) -> None:
         """Take a rank's answer."""

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from math import inf
+from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
+
+from mpi_gpucomp.monitor.box import RECV, SEND
+from mpi_gpucomp.monitor.digest import UnderWay
+from mpi_gpucomp.monitor.recorder import OFF, NoLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -18,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["AHEAD", "LaneState", "Wire"]
 
 AHEAD = 2
-"""Messages that a lane has room for before it needs them; more would make MPI interleave them."""
+"""Messages that a lane has room for before it needs them."""
+QUICK = 1e-3
+"""Seconds between messages below which none is worth waiting for: memory that ranks share, or a fast wire."""
 
 
 class LaneState:
@@ -34,10 +42,37 @@ class LaneState:
         self.ready: Ready | None = _always
         self.chunk = 0
         """The chunk that it is at, for errors."""
+        self.number = self.left = self.taken = 0
+        """Which lane it is, and how many messages have left and were taken, for records."""
+        self._taken_at, self._interval = -inf, inf
+
+    def wants_room(self) -> bool:
+        """Say whether it is time to have room for another message.
+
+        While one is under way, the next one is asked for when about half of it should be there. Without that the wire
+        would stand still for as long as it takes to agree on the next message. With both from the start MPI would send
+        them side by side, and the first would be there no sooner than the second.
+        """
+        if not self.arriving:
+            return True
+        if len(self.arriving) >= AHEAD:
+            return False
+        return self._interval < QUICK or perf_counter() - self._taken_at > self._interval / 2
+
+    def take(self) -> tuple[Transfer, Frame]:
+        """Return the next message, which is there, and note how long messages take."""
+        now = perf_counter()
+        self._interval, self._taken_at = max(0.0, now - self._taken_at), now
+        return self.arriving.popleft()
 
     def has_message(self) -> bool:
         """Say whether the next message is there."""
         return bool(self.arriving) and self.arriving[0][0].done()
+
+    def wait_from_now(self) -> None:
+        """Note, for the monitor, since when the lane cannot go on without the next message."""
+        if self.arriving:
+            self.arriving[0][0].waited = perf_counter_ns()
 
     def next_landing(self) -> tuple[int, Place | None]:
         """Return the loop of the next message that there is no room for yet, and where it goes."""
@@ -56,26 +91,31 @@ class Wire:
         """The first tag that each peer listens on; one that is not here listens on ours."""
         self.sent: Counter[tuple[int, int]] = Counter()
         """How many messages have left, by peer and channel."""
+        self.log: NoLog = OFF
         self._taken: Counter[tuple[int, int]] = Counter()
         self._discarding: list[Transfer] = []
 
     def listen(self, state: LaneState, room: Callable[[LaneState], Frame | None]) -> None:
         """Have room ready for the next messages of a lane."""
         peer = state.lane.receive
-        while peer is not None and state.expected and len(state.arriving) < AHEAD:
+        while peer is not None and state.expected and state.wants_room():
             frame = room(state)
             if frame is None:
                 return
             tag = self._tag + state.lane.channel
             transfer = self._transport.receive(peer, tag, frame.memory.address, frame.memory.nbytes)
+            transfer.posted = perf_counter_ns()
             state.arriving.append((transfer, frame))
             state.expected -= 1
 
     def take(self, state: LaneState) -> Frame:
         """Return the next message of a lane, which is there."""
-        transfer, frame = state.arriving.popleft()
+        transfer, frame = state.take()
         self._taken[state.lane.receive or 0, state.lane.channel] += 1
         frame.nbytes = transfer.nbytes
+        state.taken += 1
+        peer, nbytes = state.lane.receive or 0, transfer.nbytes
+        self.log.received(peer, transfer.posted, transfer.waited, nbytes, state.number, state.taken, transfer.rail)
         return frame
 
     def post(self, state: LaneState, frame: Frame) -> None:
@@ -84,16 +124,29 @@ class Wire:
         assert peer is not None
         tag = self.peer_tags.get(peer, self._tag) + channel
         self.sent[peer, channel] += 1
-        state.leaving.append((self._transport.send(peer, tag, frame.memory.address, frame.nbytes), frame))
+        transfer = self._transport.send(peer, tag, frame.memory.address, frame.nbytes)
+        transfer.posted = perf_counter_ns()
+        state.leaving.append((transfer, frame))
 
-    @staticmethod
-    def settle(state: LaneState) -> bool:
+    def settle(self, state: LaneState) -> bool:
         """Let go of frames that have been sent; say whether there were any."""
         moved = False
         while state.leaving and state.leaving[0][0].done():
-            state.leaving.popleft()[1].release()
+            transfer, frame = state.leaving.popleft()
+            state.left += 1
+            self.log.sent(state.lane.send or 0, transfer.posted, frame.nbytes, state.number, state.left, transfer.rail)
+            frame.release()
             moved = True
         return moved
+
+    def under_way(self) -> Iterator[UnderWay]:
+        """Return the chunks that are not complete."""
+        for state in self.lanes:
+            to, source = state.lane.send or 0, state.lane.receive or 0
+            for transfer, frame in list(state.leaving):
+                yield UnderWay(SEND, to, transfer.rail, transfer.posted, 0, frame.nbytes)
+            for transfer, _ in list(state.arriving):
+                yield UnderWay(RECV, source, transfer.rail, transfer.posted, transfer.waited, 0)
 
     def suspend(self) -> None:
         """Give back the memory that only waits for messages; what has arrived or is leaving stays."""

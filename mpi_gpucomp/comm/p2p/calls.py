@@ -7,6 +7,8 @@ knows nothing of frames, and finds only messages without a codec.
 
 A communicator whose codec is "auto" leaves messages to MPI: two ranks that have not talked cannot agree that frames pay
 off, and Probe goes on to find everything. `codec="auto"` on both calls takes frames.
+
+On rails no message is MPI's own: without a codec its chunks travel as they are.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp.codec import find
+from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
 from mpi_gpucomp.comm import specs
 from mpi_gpucomp.comm.forms import Form
+from mpi_gpucomp.comm.p2p.firsts import LetterFirsts, MpiFirsts
 from mpi_gpucomp.comm.p2p.incoming import Incoming
 from mpi_gpucomp.comm.p2p.line import Line
 from mpi_gpucomp.comm.p2p.outgoing import Outgoing
@@ -45,17 +49,21 @@ class PointToPoint:
 
     def __init__(self, plain: MPI.Intracomm, caller: Caller, settings: Settings) -> None:
         """Let all ranks make one, on the communicator that messages without a codec take."""
-        self._plain, self._caller, self._chunk = plain, caller, settings.chunk
+        self._plain, self._caller, self._chunk = plain, caller, settings.chunk or DEFAULT_CHUNK
         self._engine, self._crank = caller.engine, caller.crank
         codec = find(settings.codec)
-        self._codec = None if codec.name in ("none", "auto") else codec
-        self._line = Line(plain.Dup(), caller.transport, min(MOST_SHORT, settings.small))
+        railed = bool(settings.rails)
+        self._plainest = find("none") if railed else None
+        """What messages travel with that no codec was named for; None for MPI's own."""
+        self._codec = self._plainest if codec.name in ("none", "auto") else codec
+        firsts = LetterFirsts(caller.transport, caller.engine) if railed else MpiFirsts(plain.Dup())
+        self._line = Line(firsts, caller.transport, min(MOST_SHORT, settings.small), caller.group)
 
     def close(self, *, broken: bool) -> None:
         """End the streams; all ranks do, unless some are `broken`, and free the duplicate."""
         self._line.close()
         if not broken:
-            self._line.comm.Free()
+            self._line.firsts.close()
 
     def send(self, buf: Any, dest: int, tag: int, codec: str | Codec | None, chunk: int | None) -> None:
         """Send a message; come back when the buffer is free."""
@@ -112,7 +120,7 @@ class PointToPoint:
         if codec is None:
             return self._codec
         found = find(codec)
-        return None if found.name == "none" else found
+        return self._plainest if found.name == "none" else found
 
     def _begin_send(
         self, buf: Any, dest: int, tag: int, codec: Codec, *, explicit: bool, chunk: int | None
@@ -139,7 +147,9 @@ class PointToPoint:
                 topic,
                 expected="elements that can be encoded",
                 got="a derived datatype, or elements that only MPI knows",
-                remedy="Pass codec='none' here and on the other side.",
+                remedy="Convert them first: MPI's own types do not go over rails."
+                if self._plainest is not None
+                else "Pass codec='none' here and on the other side.",
                 rank=rank,
             )
         return blocks

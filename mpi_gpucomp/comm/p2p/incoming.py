@@ -6,14 +6,18 @@ import ctypes
 import zlib
 from collections import deque
 from functools import partial
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from mpi_gpucomp.codec import find, frame
 from mpi_gpucomp.comm.p2p.line import Announcement, damaged
-from mpi_gpucomp.comm.p2p.message import DEPTH, INLINE_BYTES, NOTE, Message
+from mpi_gpucomp.comm.p2p.message import DEPTH, NOTE, Message
+from mpi_gpucomp.engine.coder import INLINE_BYTES
+from mpi_gpucomp.engine.wire import AHEAD
 from mpi_gpucomp.errors import BufferError, PeerError
+from mpi_gpucomp.monitor.box import DECODE
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec import Pending
@@ -25,10 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Incoming"]
 
-AHEAD = 2
-"""Frames that a receiver has room for before they come; more would make MPI interleave them."""
-_memory = MPI.memory.fromaddress
-
 
 class Incoming(Message):
     """A message that is received."""
@@ -37,11 +37,11 @@ class Incoming(Message):
         """Have room for at most so many elements, from a peer and with a tag, or from any."""
         super().__init__(line, blocks, writable=True)
         self._status, self._nbytes = MPI.Status(), 0
-        self._arriving: deque[tuple[Transfer, Memory]] = deque()
-        self._working: deque[tuple[Pending, Memory]] = deque()
+        self._arriving: deque[tuple[Transfer, Memory | None]] = deque()
+        self._working: deque[tuple[Pending, Memory, tuple[int, int, int, int] | None]] = deque()
+        """What is being decoded or copied, from where, and what is recorded of it."""
         try:
-            room = _memory(self._first.address, line.first_bytes)
-            self._request = line.comm.Irecv([room, MPI.BYTE], source, tag)
+            self._first_part = line.firsts.receive(self._first.address, line.first_bytes, source, tag)
         except Exception:
             self._let_go(failed=True)
             raise
@@ -49,8 +49,8 @@ class Incoming(Message):
 
     def cancel(self) -> None:
         """Take the receive back, unless a message is there for it."""
-        if self._request != MPI.REQUEST_NULL:
-            self._request.Cancel()
+        if self._first_part is not None:
+            self._first_part.cancel()
 
     def fill(self, status: MPI.Status) -> None:
         """Say who has sent the message, with which tag, and how long it is."""
@@ -64,15 +64,17 @@ class Incoming(Message):
 
     @property
     def _where(self) -> str:
-        return f"rank {self._line.comm.rank}: {self._title}"
+        return f"rank {self._line.rank}: {self._title}"
 
     def _receive(self) -> Moves:
-        yield partial(self._first_is_over, self._status)
+        assert self._first_part is not None
+        yield partial(self._first_part.over, self._status)
         if self._status.Is_cancelled():
             return
         data = ctypes.string_at(self._first.address, self._status.count)
         if Announcement.begins(data):
-            yield from self._take_frames(Announcement.read(data, self._where))
+            announced = Announcement.read(data, self._where)
+            yield from self._take_frames(announced) if announced.codec else self._take_raw(announced)
         else:
             self._take_whole(data)
         if self._coder is not None:
@@ -94,7 +96,7 @@ class Incoming(Message):
                 expected=f"a message of at most {most} x {own}",
                 got=f"{nbytes // dtype.itemsize} x {dtype}",
                 remedy="Pass a receive buffer of the message's type that is at least as long.",
-                rank=self._line.comm.rank,
+                rank=self._line.rank,
             )
 
     def _take_whole(self, data: bytes) -> None:
@@ -109,6 +111,7 @@ class Incoming(Message):
     def _take_frames(self, announced: Announcement) -> Moves:
         """Receive frames and decode them; if that goes wrong receive them all the same, as their sender waits."""
         target = None
+        self._log = self._line.log("receive", f"receive, {announced.codec}, {announced.piece}")
         try:
             self._check(announced.dtype, announced.nbytes)
             target = self._elements(find(announced.codec), inline=announced.piece < INLINE_BYTES)
@@ -119,11 +122,66 @@ class Incoming(Message):
         for chunk, start in enumerate(starts):
             yield partial(self._has_frame, announced, len(starts) - chunk)
             transfer, memory = self._arriving.popleft()
+            assert memory is not None
+            self._record(transfer, chunk)
             if self._is_note(memory, transfer.nbytes, chunk):
                 break
             to = target and target.slice(start, min(starts.step, starts.stop - start))
             self._decode(memory, transfer.nbytes, to, chunk)
         yield self._has_decoded
+
+    def _take_raw(self, announced: Announcement) -> Moves:
+        """Receive chunks as they are: where they belong, if the wire reaches it; if they do not fit, for nobody."""
+        target = None
+        self._log = self._line.log("receive", f"receive, {announced.piece}")
+        try:
+            self._check(announced.dtype, announced.nbytes)
+            target = self._elements(find("none"), inline=False)
+            yield self._has_come_to()
+        except Exception as error:
+            self._fault = error
+        size = announced.dtype.itemsize
+        starts = range(0, announced.nbytes // size, announced.piece // size)
+        asked = 0
+        for chunk in range(len(starts)):
+            while asked < min(len(starts), chunk + (self._depth if target else DEPTH)):
+                yield self._has_space
+                self._ask_raw(announced, target, asked)
+                asked += 1
+            yield self._arriving[0][0].done
+            transfer, memory = self._arriving.popleft()
+            self._record(transfer, chunk)
+            if memory is not None:
+                self._place(memory, target, announced.piece // size * chunk)
+        yield self._has_decoded
+
+    def _has_space(self) -> bool:
+        """Say whether there may be memory for another raw chunk, if it needs any."""
+        self._has_decoded()
+        return len(self._working) < DEPTH
+
+    def _ask_raw(self, announced: Announcement, target: Buffer | None, chunk: int) -> None:
+        start = chunk * announced.piece
+        nbytes = min(announced.piece, announced.nbytes - start)
+        if target is not None and self._coder is not None and self._coder.works_in_place:
+            address, memory = target.address + start, None
+        else:
+            memory = self._device.pinned(nbytes)
+            address = memory.address
+        receiving = self._line.transport.receive(self._status.source, announced.tag, address, nbytes)
+        receiving.posted = perf_counter_ns()
+        self._arriving.append((receiving, memory))
+
+    def _record(self, transfer: Transfer, chunk: int) -> None:
+        self._log.received(self._status.source, transfer.posted, 0, transfer.nbytes, 0, chunk, transfer.rail)
+
+    def _place(self, memory: Memory, target: Buffer | None, start: int) -> None:
+        """Queue what has arrived in pinned memory to be copied to where it belongs."""
+        if target is None or self._coder is None:
+            memory.release()
+            return
+        elements = target.slice(start, memory.nbytes // target.dtype.itemsize)
+        self._working.append((self._coder.place(memory, elements, "replace"), memory, None))
 
     def _has_frame(self, announced: Announcement, left: int) -> bool:
         """Have room for the next frames, of which so many are left; say whether the first of them is there."""
@@ -131,6 +189,7 @@ class Incoming(Message):
         while len(self._arriving) < min(AHEAD, left) and len(self._arriving) + len(self._working) < DEPTH:
             memory, peer = self._device.pinned(announced.room), self._status.source
             transfer = self._line.transport.receive(peer, announced.tag, memory.address, announced.room)
+            transfer.posted = perf_counter_ns()
             self._arriving.append((transfer, memory))
         return bool(self._arriving) and self._arriving[0][0].done()
 
@@ -145,13 +204,14 @@ class Incoming(Message):
             expected="its sender to encode it",
             got=f"on rank {self._status.source} {text}",
             remedy="Mend what went wrong there; the communicator can be used on.",
-            rank=self._line.comm.rank,
+            rank=self._line.rank,
         )
         memory.release()
         while self._arriving:
-            transfer, memory = self._arriving.pop()
+            transfer, room = self._arriving.pop()
             transfer.cancel()
-            memory.release()
+            if room is not None:
+                room.release()
         return True
 
     def _decode(self, memory: Memory, nbytes: int, to: Buffer | None, chunk: int) -> None:
@@ -160,7 +220,9 @@ class Incoming(Message):
             where, received = f"{self._where}, chunk {chunk}", memory.part(0, nbytes)
             try:
                 header = self._coder.open(received, where)
-                self._working.append((self._coder.decode(header, received, to, "replace", chunk, where), memory))
+                recorded = perf_counter_ns(), nbytes, to.nbytes, chunk
+                pending = self._coder.decode(header, received, to, "replace", chunk, where)
+                self._working.append((pending, memory, recorded))
                 return
             except Exception as error:
                 self._fault = error
@@ -169,7 +231,10 @@ class Incoming(Message):
     def _has_decoded(self) -> bool:
         """Let go of frames that have been decoded; say whether all have."""
         while self._working and self._working[0][0].done():
-            pending, memory = self._working.popleft()
+            pending, memory, recorded = self._working.popleft()
+            if recorded is not None:
+                posted, nbytes, plain, chunk = recorded
+                self._log.coded(DECODE, posted, nbytes, plain, 0, chunk)
             try:
                 pending.size()
             except Exception as error:

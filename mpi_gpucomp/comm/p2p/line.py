@@ -10,12 +10,13 @@ from mpi_gpucomp.codec import frame
 from mpi_gpucomp.device.dtype import dtype_of_code
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.errors import FrameError
+from mpi_gpucomp.monitor.recorder import OFF, NoLog
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.p2p.firsts import Firsts
     from mpi_gpucomp.device import Device, DType
+    from mpi_gpucomp.monitor.recorder import Group
     from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["LEAST_ROOM", "Announcement", "Line", "damaged"]
@@ -38,6 +39,7 @@ class Announcement(NamedTuple):
     tag: int
     """What the frames travel under."""
     codec: str
+    """Empty where chunks travel as they are, without frames."""
 
     def pack(self) -> bytes:
         """Return its bytes, with a checksum of all the others behind the magic ones."""
@@ -76,9 +78,13 @@ def damaged(where: str) -> FrameError:
 class Line:
     """What the messages of one communicator go over, and the coders that they take turns to use."""
 
-    def __init__(self, comm: MPI.Intracomm, transport: Transport, short: int) -> None:
-        """Send first parts over `comm`, with whole messages of up to `short` bytes, and frames over the transport."""
-        self.comm, self.transport, self.short = comm, transport, short
+    def __init__(self, firsts: Firsts, transport: Transport, short: int, group: Group | None = None) -> None:
+        """Send first parts by `firsts`, with whole messages of up to `short` bytes, and frames over the transport.
+
+        Frames are recorded in a `group` of the monitor, if there is one.
+        """
+        self.firsts, self.transport, self.short, self._group = firsts, transport, short, group
+        self.rank = firsts.rank
         self.first_bytes = max(LEAST_ROOM, frame.HEADER_BYTES + short)
         self._coders: dict[tuple[str, str, bool], list[Coder]] = {}
         self._number = 0
@@ -87,6 +93,10 @@ class Line:
         """Return a tag for the frames of a message, from the upper half of all tags: the engine begins below."""
         self._number = (self._number + 1) % (self.transport.largest_tag // 2)
         return self.transport.largest_tag - self._number
+
+    def log(self, name: str, said: str) -> NoLog:
+        """Return where the frames of a message are recorded; messages that `said` the same can be compared."""
+        return self._group.begin(name, said) if self._group is not None else OFF
 
     def coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
         """Return a coder that no other message uses, so that one which fails takes no other with it."""

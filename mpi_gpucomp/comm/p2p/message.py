@@ -4,6 +4,9 @@ The first part travels under the caller's tag, so that MPI itself matches messag
 message is there as a whole, in a raw frame. Otherwise the first part announces frames that follow under a tag of the
 sender's choice, DEPTH of them at a time whatever the message's length: one is encoded while another is on the wire, and
 decoded beside the wire. A sender that fails in between sends a note in a frame's place.
+
+On rails a message without a codec travels in chunks with no frames around them (`raw`): out of the sender's own memory
+and into the receiver's, where the wire reaches it, and by way of pinned memory where it does not.
 """
 
 from __future__ import annotations
@@ -11,16 +14,15 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from mpi4py import MPI
-
 from mpi_gpucomp.comm.packing import Packing, device_of
 from mpi_gpucomp.device import order_after
-from mpi_gpucomp.transport.mpi import lost
+from mpi_gpucomp.monitor.recorder import OFF, NoLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.p2p.firsts import First
     from mpi_gpucomp.comm.p2p.line import Line
     from mpi_gpucomp.device import Buffer
     from mpi_gpucomp.engine.coder import Coder
@@ -29,12 +31,12 @@ if TYPE_CHECKING:
     Ready = Callable[[], bool]
     Moves = Generator[Ready, None, None]
 
-__all__ = ["DEPTH", "INLINE_BYTES", "NOTE", "Message"]
+__all__ = ["DEPTH", "NOTE", "RAW_BYTES", "RAW_DEPTH", "Message"]
 
 DEPTH = 3
 """Frames of a message that a rank has memory for at a time."""
-INLINE_BYTES = 1 << 16
-"""Chunks below this size are coded by the thread that waits for them."""
+RAW_BYTES, RAW_DEPTH = 1 << 22, 8
+"""Chunks without frames: how long, and how many are on their way at a time where they need no memory."""
 NOTE = b"GPCE"
 """What a note begins with."""
 
@@ -50,8 +52,9 @@ class Message:
         self._device = device_of(blocks)
         self._packing = Packing(self._device)
         self._first = self._device.pinned(line.first_bytes)
-        self._request = MPI.REQUEST_NULL
+        self._first_part: First | None = None
         self._coder: Coder | None = None
+        self._log: NoLog = OFF
         self._inline = True
         self._fault: Exception | None = None
         """What went wrong, to be raised once nothing of the message is on its way any more."""
@@ -94,15 +97,21 @@ class Message:
         self._packing.fill(coder.stream)
         return near.buffer.slice(near.starts[0], near.counts[0])
 
-    def _first_is_over(self, status: MPI.Status | None = None) -> bool:
-        try:
-            return self._request.Test(status)
-        except MPI.Exception as error:
-            raise lost(error, self._line.comm.rank) from error
+    def _has_come_to(self) -> Ready:
+        """Return what says whether the coder is through with what was queued so far."""
+        assert self._coder is not None
+        return self._coder.stream.record().done
+
+    @property
+    def _depth(self) -> int:
+        """Return how many raw chunks may be on their way."""
+        assert self._coder is not None
+        return RAW_DEPTH if self._coder.works_in_place else DEPTH
 
     def _let_go(self, *, failed: bool) -> None:
         """Give back what the message has used, unless MPI still has it."""
-        if self._request == MPI.REQUEST_NULL:
+        self._log.end(failed=failed)
+        if self._first_part is None or not self._first_part.holds:
             self._first.release()
         coder, self._coder = self._coder, None
         if coder is not None and failed:

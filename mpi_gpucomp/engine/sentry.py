@@ -1,0 +1,213 @@
+"""Finds out what is wrong while it lasts: notices symptoms here, asks all ranks for their last second, and judges.
+
+Symptoms are local: a link far below its own mean, calls that take twice as long as they did, ranks that are waited for,
+a standstill, or nothing that moves at all. Who is behind them shows only when all ranks are compared. The first rank of
+the communicator does that when it has, or hears of, a symptom; of a hang, whoever waits. While all is well nobody asks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from mpi_gpucomp.errors import RankFailedError
+from mpi_gpucomp.monitor.alarms import LOGGER
+from mpi_gpucomp.monitor.box import SEND
+from mpi_gpucomp.monitor.digest import LOOKED_AT_NS, Digest, digest
+from mpi_gpucomp.monitor.judge import HANG, LATE, STALL, Verdict, judge, judge_hang
+from mpi_gpucomp.monitor.processor import Processor, is_pressed
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.engine.watch import Watch
+    from mpi_gpucomp.monitor.recorder import Group
+    from mpi_gpucomp.monitor.station import Station
+    from mpi_gpucomp.transport.base import Transport
+
+__all__ = ["Sentry"]
+
+LOOK_NS = 25_000_000
+COLLECT_NS = 200_000_000
+ASK_NS = 400_000_000
+LATE_AGAIN_NS = 2_000_000_000
+"""Nanoseconds between looks, counts of new records, questions, and those because of ranks that join late."""
+STALL_NS = 4_500_000
+"""The shortest standstill that counts."""
+ANSWER_SECONDS = 1.0
+"""How long a rank has to answer before it counts as one that does not."""
+
+
+class _Question:
+    def __init__(self, number: int, own: Digest, *, hang: bool) -> None:
+        self.number, self.hang, self.asked = number, hang, time.monotonic()
+        self.told = {own.rank: own}
+
+
+class Sentry:
+    """One communicator's."""
+
+    def __init__(self, transport: Transport, watch: Watch, group: Group | None, station: Station | None) -> None:
+        """Do nothing where nothing is recorded."""
+        self._transport, self._watch, self._group, self._station = transport, watch, group, station
+        self._turned = self._waited = self._look_at = self._collect_at = self._ask_at = self._late_at = 0
+        self._second, self._waited_before, self._late = 0, 0, False
+        self._processor = Processor()
+        self._question: _Question | None = None
+        self._suspect: Verdict | None = None
+        self._numbers, self._told_of, self._hang_asked = 0, False, 0.0
+
+    def turn(self, waiting: int) -> None:
+        """Take notice of a turn of the engine, for a caller who does nothing but wait (a number for each wait) or 0."""
+        if self._group is None:
+            return
+        now = perf_counter_ns()
+        if waiting and self._waited == waiting and now - self._turned > STALL_NS:
+            self._check_standstill(now - self._turned)
+        self._turned, self._waited = now, waiting
+        if now > self._look_at:
+            self._look_at = now + LOOK_NS
+            try:
+                self._look(now)
+            except RankFailedError:
+                raise
+            except Exception:  # whatever is wrong here must not take the program with it
+                LOGGER.exception("the monitor has failed, and is off from now on")
+                self._group = None
+
+    def _check_standstill(self, gap: int) -> None:
+        if self._processor.stood_still(gap) and self._station is not None and not is_pressed(gap):
+            who, what = f"rank {self._station.rank} ({self._station.host})", self._watch.status().waits.values()
+            text = f"stall: {who} stood still for {gap / 1e6:.1f} ms{''.join(f' in {title}' for title in what)}"
+            self._raise(Verdict(STALL, (self._station.rank,), text))
+
+    def _look(self, now: int) -> None:
+        assert self._group is not None and self._station is not None
+        self._processor.sample()
+        self._look_for_hang()
+        if self._question is not None:
+            self._settle(self._question)
+        if now > self._collect_at:
+            self._collect_at = now + COLLECT_NS
+            self._collect(now)
+        if self._told_of and self._question is None and now > self._ask_at:
+            self._ask_at, self._told_of = now + ASK_NS, False
+            self._report()
+
+    def _collect(self, now: int) -> None:
+        """Count what is new, and see whether all is well."""
+        assert self._group is not None and self._station is not None
+        self._group.recorder.collect()
+        self._station.beat()
+        self._station.alarms.expire()
+        if now - self._second > LOOKED_AT_NS:
+            self._late = self._group.tally.waited - self._waited_before > LATE * (now - self._second)
+            self._second, self._waited_before = now, self._group.tally.waited
+        self._told_of |= self._has_symptom(now)
+
+    def _has_symptom(self, now: int) -> bool:
+        assert self._group is not None
+        tally = self._group.tally
+        links = tally.links.values()
+        if tally.calls.slow or tally.pace.share < 1 or any(link.is_slow(now) for link in links):
+            return True
+        if any(link.is_quiet(now) for link in links) and any(one.kind == SEND for one in self._watch.under_way()):
+            return True
+        if self._late and now > self._late_at:  # mostly the rank that the data reach last: not to be asked about often
+            self._late_at = now + LATE_AGAIN_NS
+            return True
+        return False
+
+    def _report(self) -> None:
+        """Ask all ranks, or tell the one who does."""
+        if self._transport.rank == 0:
+            self._ask(hang=False)
+        else:
+            self._transport.post(0, pickle.dumps(("symptom",)))
+
+    def _look_for_hang(self) -> None:
+        assert self._station is not None
+        since, now = self._watch.waits_since(), time.monotonic()
+        hang = self._station.settings.hang
+        if since is None or now - since < hang:
+            if self._hang_asked:
+                self._hang_asked = 0.0
+                self._station.alarms.moved()
+        elif not (self._question and self._question.hang) and now - self._hang_asked > hang:
+            self._hang_asked = now
+            self._ask(hang=True)
+
+    # Questions and answers
+
+    def _own(self) -> Digest:
+        assert self._group is not None and self._station is not None
+        self._group.recorder.collect()
+        own, status = digest(self._group, perf_counter_ns(), self._watch.under_way()), self._watch.status()
+        own.host, own.begun, own.waits = self._station.host, status.runs, list(status.waits.values())
+        own.delayed, own.still = self._processor.delayed(own.clock), self._processor.still(own.clock)
+        return own
+
+    def _ask(self, *, hang: bool) -> None:
+        self._numbers += 1
+        self._question = _Question(self._numbers, self._own(), hang=hang)
+        letter = pickle.dumps(("see", self._numbers))
+        for peer in range(self._transport.size):
+            if peer != self._transport.rank:
+                self._transport.post(peer, letter)
+
+    def hear_see(self, peer: int, number: int) -> None:
+        """Tell a rank that asks."""
+        if self._group is not None:
+            self._transport.post(peer, pickle.dumps(("seen", number, self._own())))
+
+    def hear_seen(self, peer: int, number: int, told: Digest) -> None:
+        """Take an answer."""
+        if self._question is not None and self._question.number == number:
+            self._question.told[told.rank] = told
+
+    def hear_symptom(self, peer: int) -> None:
+        """Ask all ranks soon: one of them is not well."""
+        self._told_of = True
+
+    def hear_alarm(self, peer: int, verdict: Verdict) -> None:
+        """Keep an alarm that another rank has raised."""
+        if self._station is not None:
+            self._station.alarms.add(verdict, loud=False)
+            self._record_hang(verdict)
+
+    def _settle(self, question: _Question) -> None:
+        """Judge once all have answered, or had their time."""
+        complete = len(question.told) == self._transport.size
+        if not complete and time.monotonic() - question.asked < ANSWER_SECONDS:
+            return
+        self._question = None
+        LOGGER.debug("what the ranks tell: %s", question.told)
+        if question.hang:
+            self._settle_hang(question)
+        elif complete:
+            verdict, before = judge(question.told), self._suspect
+            self._suspect, self._told_of = verdict, verdict is not None
+            # Twice the same: one second may be unlike all others.
+            if verdict and before and (verdict.kind, verdict.ranks) == (before.kind, before.ranks):
+                self._raise(verdict)
+
+    def _settle_hang(self, question: _Question) -> None:
+        """Raise the alarm, if this is the first of those who wait."""
+        assert self._group is not None and self._station is not None
+        since, now, own = self._watch.waits_since(), time.monotonic(), self._group.world[self._group.rank]
+        waiting = [rank for rank in self._group.world if rank in question.told and question.told[rank].waits]
+        if since is not None and now - since >= self._station.settings.hang and waiting[:1] == [own]:
+            self._raise(judge_hang(question.told, self._group.world, now - since))
+
+    def _record_hang(self, verdict: Verdict) -> None:
+        if verdict.kind == HANG and self._station is not None:
+            self._station.record_flight(verdict.text)
+
+    def _raise(self, verdict: Verdict) -> None:
+        assert self._station is not None
+        self._record_hang(verdict)
+        if self._station.alarms.add(verdict) is not None:
+            letter = pickle.dumps(("alarm", verdict))
+            for peer in range(self._transport.size):
+                if peer != self._transport.rank:
+                    self._transport.post(peer, letter)
