@@ -1,0 +1,327 @@
+"""Every operation of torch.distributed on our backend, beside gloo on the same tensors; run under mpirun.
+
+mpirun -n 4 python tests/torch/operations.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import mpi_gpucomp.torch
+
+NUMBERS = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
+OTHERS = torch.bool, torch.int16, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64
+SMALL_FLOATS = torch.float8_e4m3fn, torch.float8_e5m2
+Group = Any
+
+
+def values(dtype: torch.dtype, count: int, seed: int = 0) -> torch.Tensor:
+    """Make small whole numbers: their sums are exact in every type and order."""
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    return torch.randint(0, 3, (count,), generator=generator).to(dtype)
+
+
+def same(ours: Any, theirs: Any, what: str) -> None:
+    """Raise unless two results are equal, bit for bit."""
+    for one, other in zip(_tensors(ours), _tensors(theirs), strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape, what
+        bits = [t.contiguous().view(-1).view(torch.uint8) for t in (one, other)]
+        assert torch.equal(*bits), f"{what}: {one} instead of {other}"
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+# One function for each operation: it makes its tensors, runs on the group, and returns what must be equal.
+
+
+def broadcast(group: Group, dtype: torch.dtype) -> Any:
+    tensor = values(dtype, 37)
+    dist.broadcast(tensor, dist.get_world_size() - 1, group)
+    return tensor
+
+
+def all_gather(group: Group, dtype: torch.dtype) -> Any:
+    outputs = [torch.empty(5, dtype=dtype) for _ in range(dist.get_world_size())]
+    dist.all_gather(outputs, values(dtype, 5), group)
+    return outputs
+
+
+def all_gather_single(group: Group, dtype: torch.dtype) -> Any:
+    output = torch.empty(7 * dist.get_world_size(), dtype=dtype)
+    dist.all_gather_single(output, values(dtype, 7), group)
+    return output
+
+
+def gather(group: Group, dtype: torch.dtype) -> Any:
+    root = dist.get_world_size() // 2
+    outputs = [torch.empty(3, dtype=dtype) for _ in range(dist.get_world_size())] if dist.get_rank() == root else None
+    dist.gather(values(dtype, 3), outputs, root, group)
+    return outputs or []
+
+
+def scatter(group: Group, dtype: torch.dtype) -> Any:
+    output = torch.empty(4, dtype=dtype)
+    sources = [values(dtype, 4, rank) for rank in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.scatter(output, sources, 0, group)
+    return output
+
+
+def all_to_all(group: Group, dtype: torch.dtype) -> Any:
+    ranks = dist.get_world_size()
+    outputs = [torch.empty(3, dtype=dtype) for _ in range(ranks)]
+    dist.all_to_all(outputs, [values(dtype, 3, peer) for peer in range(ranks)], group)
+    return outputs
+
+
+def all_to_all_single(group: Group, dtype: torch.dtype) -> Any:
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    even = torch.empty(2 * ranks, 3, dtype=dtype)
+    dist.all_to_all_single(even, values(dtype, 6 * ranks).view(2 * ranks, 3), group=group)
+    shares = [rank + peer for peer in range(ranks)]
+    uneven = torch.empty(sum(shares), 2, dtype=dtype)
+    dist.all_to_all_single(uneven, values(dtype, 2 * sum(shares)).view(-1, 2), shares, shares, group=group)
+    return even, uneven
+
+
+def messages(group: Group, dtype: torch.dtype) -> Any:
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    ahead, behind = (rank + 1) % ranks, (rank - 1) % ranks
+    if ranks == 1:
+        return []
+    got = [torch.empty(9, dtype=dtype) for _ in range(4)]
+    both = [dist.isend(values(dtype, 9, 1), ahead, group, 5), dist.irecv(got[0], behind, group, 5)]
+    for work in both:
+        work.wait()
+    calls = [
+        dist.P2POp(dist.irecv, got[1], behind, group),
+        dist.P2POp(dist.isend, values(dtype, 9, 2), ahead, group),
+    ]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    if rank % 2 == 0:
+        dist.send(values(dtype, 9, 3), ahead, group)
+    if rank % 2 or ranks % 2:
+        sent = behind % 2 == 0
+        if sent and dist.recv(got[2], None if rank else behind, group) != behind:
+            raise AssertionError("the wrong sender")
+    got[2] = got[2] if rank % 2 else got[0]
+    return got[:3]
+
+
+def reductions(op: Any) -> Callable[[Group, torch.dtype], Any]:
+    """Return the operations that reduce by `op`."""
+
+    def reduce_all(group: Group, dtype: torch.dtype) -> Any:
+        ranks = dist.get_world_size()
+        everywhere = values(dtype, 33)
+        dist.all_reduce(everywhere, op, group)
+        at_root = values(dtype, 11)
+        dist.reduce(at_root, ranks - 1, op, group)
+        share = torch.empty(6, dtype=dtype)
+        dist.reduce_scatter(share, [values(dtype, 6, rank) for rank in range(ranks)], op, group)
+        part = torch.empty(5, dtype=dtype)
+        dist.reduce_scatter_single(part, values(dtype, 5 * ranks), op, group)
+        return everywhere, share, part, *([at_root] if dist.get_rank() == ranks - 1 else [])
+
+    reduce_all.__name__ = f"reductions by {op}"
+    return reduce_all
+
+
+MOVING = (
+    broadcast,
+    all_gather,
+    all_gather_single,
+    gather,
+    scatter,
+    all_to_all,
+    all_to_all_single,
+    messages,
+)
+
+
+def beside_gloo(ours: Group, gloo: Group) -> None:
+    """Compare everything that gloo can do."""
+    for move in MOVING:
+        for dtype in NUMBERS:
+            same(move(ours, dtype), move(gloo, dtype), f"{move.__name__} of {dtype}")
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+        for dtype in NUMBERS:
+            act = reductions(op)
+            same(act(ours, dtype), act(gloo, dtype), f"{act.__name__} of {dtype}")
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        for dtype in (torch.int32, torch.int64, torch.uint8):
+            mine, theirs = values(dtype, 12), values(dtype, 12)
+            dist.all_reduce(mine, op, ours)
+            dist.all_reduce(theirs, op, gloo)
+            same(mine, theirs, f"all_reduce by {op} of {dtype}")
+
+
+def beyond_gloo(ours: Group) -> None:
+    """Check what gloo does not do, against what follows from the definition."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    for dtype in OTHERS + SMALL_FLOATS:
+        gathered = all_gather(ours, dtype)
+        same(gathered[rank], values(dtype, 5), f"all_gather of {dtype}")
+        for move in (broadcast, scatter, gather, all_to_all_single, messages):
+            move(ours, dtype)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64):
+        mean = torch.full((3,), 2 * rank, dtype=dtype)
+        dist.all_reduce(mean, dist.ReduceOp.AVG, ours)
+        same(mean, torch.full((3,), ranks - 1, dtype=dtype), f"AVG of {dtype}")
+    sent = [torch.full((rank + peer + 1,), 10 * rank + peer) for peer in range(ranks)]
+    received = [torch.empty(rank + peer + 1, dtype=torch.int64) for peer in range(ranks)]
+    dist.all_to_all(received, sent, ours)
+    same(received, [torch.full((rank + peer + 1,), 10 * peer + rank) for peer in range(ranks)], "all_to_all")
+    scaled, given = torch.empty(2), torch.full((2 * ranks,), rank + 1.0)
+    dist.reduce_scatter_single(scaled, given, dist._make_nccl_premul_sum(0.5), ours)
+    same(scaled, torch.full((2,), ranks * (ranks + 1) / 4), "PREMUL_SUM")
+    same(given, torch.full((2 * ranks,), rank + 1.0), "the input of PREMUL_SUM")
+    truths = torch.tensor([rank == 0, True, False])
+    for op, expected in ((dist.ReduceOp.SUM, [True, True, False]), (dist.ReduceOp.PRODUCT, [ranks == 1, True, False])):
+        copy = truths.clone()
+        dist.all_reduce(copy, op, ours)
+        same(copy, torch.tensor(expected), f"{op} of bool")
+    numbers = torch.tensor([1 + 2j * rank])
+    dist.all_reduce(numbers, group=ours)
+    same(numbers, torch.tensor([ranks + 1j * ranks * (ranks - 1)]), "a sum of complex numbers")
+
+
+def shapes(ours: Group) -> None:
+    """Check tensors with gaps, without dimensions, without elements, that need gradients, and long ones."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    square = torch.arange(16.0).view(4, 4) + rank
+    dist.all_reduce(square.t()[1:3], group=ours)
+    expected = torch.arange(16.0).view(4, 4) + rank
+    expected[:, 1:3] = (torch.arange(16.0).view(4, 4) * ranks + ranks * (ranks - 1) / 2)[:, 1:3]
+    same(square, expected, "a view with gaps")
+    number = torch.tensor(float(rank))
+    dist.broadcast(number, ranks - 1, ours)
+    assert number.item() == ranks - 1
+    nothing = torch.empty(0)
+    dist.all_reduce(nothing, group=ours)
+    dist.broadcast(nothing, 0, ours)
+    weight = torch.nn.Parameter(torch.full((2, 2), float(rank)))
+    dist.broadcast(weight, 0, ours)
+    assert weight.detach().eq(0).all()
+    negative = torch.tensor([1j * (rank + 1)]).conj().imag  # a minus sign that is only noted
+    dist.all_reduce(negative, group=ours)
+    assert negative.item() == -ranks * (ranks + 1) / 2
+    last = torch.full((2, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last)
+    dist.all_reduce(last, group=ours)
+    assert last.eq(ranks * (ranks - 1) / 2).all() and last.is_contiguous(memory_format=torch.channels_last)
+    long = torch.full((3 << 18,), rank + 1, dtype=torch.bfloat16)
+    dist.all_reduce(long, group=ours)
+    assert long.eq(ranks * (ranks + 1) / 2).all()
+
+
+def asynchronous(ours: Group) -> None:
+    """Check works and futures: order, callbacks that start operations, results and errors."""
+    ranks = dist.get_world_size()
+    tensors = [torch.full((1 << n,), 1.0) for n in range(12)]
+    works = [dist.all_reduce(tensor, group=ours, async_op=True) for tensor in tensors]
+    dist.broadcast(tensors[0], 0, ours)  # behind all of them
+    assert works[0].is_completed() and works[-1].is_completed()
+    assert all(work.wait() and work.is_success() for work in works)
+    assert all(tensor.eq(ranks).all() for tensor in tensors)
+
+    def again(future: Any) -> Any:
+        (tensor,) = future.value()
+        inner = dist.all_reduce(tensor, group=ours, async_op=True)
+        inner.wait()
+        return tensor.sum()
+
+    sums = [dist.all_reduce(torch.ones(4), group=ours, async_op=True).get_future().then(again) for _ in range(20)]
+    assert [future.wait().item() for future in sums] == [4.0 * ranks**2] * 20
+    wrong = dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND, ours, async_op=True)
+    try:
+        wrong.wait()
+    except ValueError as error:
+        assert str(error) == "Cannot use ReduceOp.BAND with torch.float32"
+        assert wrong.is_completed() and not wrong.is_success() and wrong.exception() is error
+    else:
+        raise AssertionError("no error")
+
+
+def coalesced(ours: Group) -> None:
+    """Check many tensors in one operation."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    tensors = [torch.full((n + 1,), float(rank)) for n in range(3)]
+    with dist._coalescing_manager(group=ours, async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=ours)
+    manager.wait()
+    assert all(tensor.eq(ranks * (ranks - 1) / 2).all() for tensor in tensors)
+    wholes = [torch.empty(ranks * n) for n in (1, 2)]
+    with dist._coalescing_manager(group=ours):
+        for n, whole in enumerate(wholes, 1):
+            dist.all_gather_single(whole, torch.full((n,), float(rank)), ours)
+    assert all(whole[-1] == ranks - 1 and whole[0] == 0 for whole in wholes)
+
+
+def objects_and_groups() -> None:
+    """Check objects, groups of some ranks, and groups in groups."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    found: list[Any] = [None] * ranks
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": peer} for peer in range(ranks)]
+    box: list[Any] = ["x" * 100000 if rank == 0 else None]
+    dist.broadcast_object_list(box, 0)
+    assert len(box[0]) == 100000
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, list(range(ranks)) if rank == 0 else None, 0)
+    assert mine == [rank]
+    if ranks < 2:
+        return
+    dist.send_object_list([rank], (rank + 1) % ranks) if rank % 2 == 0 else None
+    if rank % 2:
+        got: list[Any] = [None]
+        dist.recv_object_list(got, rank - 1)
+        assert got == [rank - 1]
+    members = list(range(ranks - 1, -1, -2))
+    part = dist.new_group(members, pg_options=mpi_gpucomp.torch.Options(codec="split"))
+    if rank in members:
+        tensor = torch.full((100000,), float(rank))
+        dist.all_reduce(tensor, group=part)
+        assert tensor.eq(sum(members)).all()
+        dist.broadcast(tensor, ranks - 1, part)
+        assert part.communicator.size == len(members)
+        dist.barrier(part)
+        dist.destroy_process_group(part)
+    subgroup, _ = dist.new_subgroups(ranks // 2 or 1) if ranks % 2 == 0 else (dist.group.WORLD, None)
+    dist.barrier(subgroup)
+
+
+def main() -> None:
+    """Run everything on one job."""
+    dist.init_process_group("gpucomp")
+    ours, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
+    assert isinstance(ours, mpi_gpucomp.torch.Group) and dist.get_backend(ours) == "gpucomp"
+    beside_gloo(ours, gloo)
+    beyond_gloo(ours)
+    shapes(ours)
+    asynchronous(ours)
+    coalesced(ours)
+    objects_and_groups()
+    dist.monitored_barrier(wait_all_ranks=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()
