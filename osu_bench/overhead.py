@@ -32,7 +32,7 @@ def mean_time(comm: MPI.Intracomm, call: Callable[[], object], repeats: int) -> 
     start = perf_counter()
     for _ in range(repeats):
         call()
-    return comm.allreduce((perf_counter() - start) / repeats, MPI.MAX) * 1e6
+    return float(comm.allreduce((perf_counter() - start) / repeats, MPI.MAX) * 1e6)
 
 
 def compare(comm: MPI.Intracomm, calls: list[Callable[[], object]], repeats: int, rounds: int) -> list[float]:

@@ -1,0 +1,45 @@
+"""The command `report`: makes a page to look at of what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpi_gpucomp.errors import BufferError
+from osu_bench.report.page import page
+from osu_bench.results import load, merge
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+__all__ = ["add", "write"]
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parsers of all commands."""
+    parser = commands.add_parser(
+        "report",
+        help="make a page with tables and charts of results",
+        description="Make one self-contained HTML page of results that benchmarks have written with --json.",
+    )
+    parser.add_argument("files", nargs="+", metavar="RESULTS.json", help="files written with --json")
+    parser.add_argument("-o", "--output", default="report.html", metavar="PAGE", help="the page (default report.html)")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    return write(args.files, args.output)
+
+
+def write(files: Sequence[Path | str], output: Path | str) -> int:
+    """Make the page, say what is in it, and return the exit code."""
+    results = merge([load(path) for path in files])
+    try:
+        Path(output).write_text(page(results), encoding="utf-8")
+    except OSError as error:
+        remedy = "Choose another place with -o."
+        got = error.strerror or str(error)
+        raise BufferError(f"file {output}", expected="a file to write", got=got, remedy=remedy) from error
+    print(f"{output}: {len(results.runs)} run{'' if len(results.runs) == 1 else 's'}")
+    return 0

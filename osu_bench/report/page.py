@@ -1,0 +1,204 @@
+"""The page: headline, conditions, networks and runs, in one file that needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from osu_bench.report.chart import chart, figure_text, limit_swatch, swatch
+from osu_bench.report.compare import best, figure, plain_limit, points
+from osu_bench.report.figures import EXPLAINED, figures
+from osu_bench.report.headline import headline, summary
+from osu_bench.report.markup import Markup, join, tag
+from osu_bench.report.matrix import choices, chosen_size, for_script, matrices
+from osu_bench.report.palette import look
+from osu_bench.report.script import SCRIPT
+from osu_bench.report.style import STYLE
+from osu_bench.report.units import factor_text, network_text, run_title, size_text
+from osu_bench.results import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from osu_bench.results import Run
+
+__all__ = ["page"]
+
+FEW = 4
+"""So many runs are shown open; of more, only the one that the headline speaks of."""
+FILTERS = {"benchmark": "benchmark", "data": "data", "network": "network", "mpi": "MPI"}
+
+
+def page(results: Results) -> str:
+    """Return the HTML of a report about these results."""
+    results = Results(_in_order(results.runs), results.machine)
+    body = _body(results) if any(run.rows for run in results.runs) else [_nothing(results)]
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", "osu_bench: report"),
+        tag("style", Markup(STYLE + _colours(_contenders(results)))),
+    ]
+    whole = tag("html", tag("head", *head), tag("body", *body), lang="en")
+    return f"<!DOCTYPE html>\n{whole}\n"
+
+
+def _in_order(runs: Iterable[Run]) -> list[Run]:
+    """Sort runs by benchmark (as they came), hosts, rate, data (as they came) and MPI."""
+    runs = list(runs)
+    benchmarks, kinds = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("benchmark", "data"))
+
+    def key(run: Run) -> tuple[Any, ...]:
+        hosts, rate = (run.network.hosts, run.network.rate or math.inf) if run.network else (math.inf, math.inf)
+        return benchmarks.index(run.benchmark), hosts, rate, kinds.index(run.data), run.mpi
+
+    return sorted(runs, key=key)
+
+
+def _body(results: Results) -> list[Markup]:
+    sections = [
+        _header(results),
+        tag("section", tag("h2", "At a glance"), headline(results), summary(results), id="glance"),
+        tag("section", tag("h2", "Across networks"), _networks(results), id="networks"),
+        tag("section", tag("h2", "Runs"), tag("p", EXPLAINED, class_="hint"), *_runs(results), id="runs"),
+        tag("section", tag("h2", "Machine and conditions"), _conditions(results), id="conditions"),
+    ]
+    data = json.dumps(for_script(results), separators=(",", ":")).replace("<", "\\u003c")
+    scripts = tag("script", Markup(data), type="application/json", id="speeds"), tag("script", Markup(SCRIPT))
+    return [*sections[:1], tag("main", *sections[1:]), tag("div", id="tip", role="status", hidden=True), *scripts]
+
+
+def _nothing(results: Results) -> Markup:
+    said = "runs in which nothing was measured" if results.runs else "no runs"
+    remedy = tag("p", "Measure something with ", tag("code", "osu_bench NAME --json FILE"), ".")
+    return tag("main", tag("h1", "osu_bench"), tag("p", f"These results hold {said}.", class_="none"), remedy)
+
+
+def _header(results: Results) -> Markup:
+    links = {"glance": "At a glance", "networks": "Across networks", "runs": "Runs", "conditions": "Conditions"}
+    menu = tag("nav", *(tag("a", name, href=f"#{place}") for place, name in links.items()), aria_label="Sections")
+    return tag("header", tag("h1", "osu_bench"), menu, _filters(results))
+
+
+def _filters(results: Results) -> Markup:
+    """Make a choice for each condition in which the runs differ; the script shows them, for it is what they need."""
+    chosen = []
+    for name, said in FILTERS.items():
+        values = list(dict.fromkeys(_condition(run, name) for run in results.runs))
+        if len(values) > 1:
+            options = [tag("option", f"any {said}", value=""), *(tag("option", value, value=value) for value in values)]
+            chosen.append(tag("select", *options, data_filter=name, aria_label=f"Show only this {said}"))
+    count = tag("output", f"{len(results.runs)} runs", id="count")
+    return tag("form", *chosen, count, class_="filters needs-script", hidden=True) if chosen else Markup()
+
+
+def _condition(run: Run, name: str) -> str:
+    return network_text(run.network) if name == "network" else str(getattr(run, name))
+
+
+def _networks(results: Results) -> Markup:
+    size = chosen_size(results)
+    sizes = sorted({size for run in results.runs for size in run.sizes()})
+    by_size = [tag("option", size_text(each), value=each, selected=each == size) for each in sizes]
+    named = {"": "best of ours", "exact": "best without loss", **{f"={name}": name for name in choices(results)}}
+    by_name = [tag("option", said, value=value) for value, said in named.items()]
+    form = tag(
+        "form",
+        tag("label", "size ", tag("select", *by_size, id="size")),
+        tag("label", "contender ", tag("select", *by_name, id="contender")),
+        class_="needs-script",
+        hidden=True,
+    )
+    shown = tag("span", f"the best of ours at {size_text(size or 0)}", id="shown")
+    said = (
+        "How many times as fast as mpi is ",
+        shown,
+        "; the small figure, and the colour, against mpi-tuned where that was measured. ",
+    )
+    legend = [tag("span", text, class_=f"shade s{step}") for step, text in ((0, "slower"), (3, "equal"), (6, "faster"))]
+    return join((tag("p", *said, *legend, class_="hint"), form, matrices(results)))
+
+
+def _runs(results: Results) -> list[Markup]:
+    found = points(results, "mpi")
+    spoken_of = max(found, key=lambda point: point.speed).number if found else 0
+    some = len(results.runs) <= FEW
+    kind = _classes(_contenders(results))
+    return [_run(number, run, kind, some or number == spoken_of) for number, run in enumerate(results.runs)]
+
+
+def _run(number: int, run: Run, kind: Callable[[str], str], is_open: bool) -> Markup:
+    title = tag("summary", tag("h3", run_title(run)), tag("span", _gist(run), class_="gist"))
+    filters = {f"data_{name}": _condition(run, name) for name in FILTERS}
+    inside = [tag("p", "Nothing was measured.", class_="none")]
+    if run.rows:
+        inside = [tag("div", chart(run, kind), _legend(run, kind), class_="drawn"), figures(run, kind)]
+    options = ", ".join(f"{name} {value}" for name, value in run.options.items())
+    said = f"{run.ranks} ranks, {run.dtype} in {run.buffer}, {run.mpi}" + (f"; {options}" if options else "")
+    return tag("details", title, *inside, tag("p", said, class_="hint"), id=f"run-{number}", open=is_open, **filters)
+
+
+def _gist(run: Run) -> str:
+    """Say in a line what a run shows: the fastest at its largest size."""
+    size = max(run.sizes(), default=0)
+    winner = best(run, size)
+    value = figure(run, winner)
+    if winner is None or value is None:
+        return "nothing right was measured" if run.rows else "nothing was measured"
+    base = figure(run, run.row("mpi", size))
+    gain = "" if base is None or winner.contender == "mpi" else f", {factor_text(max(value / base, base / value))} mpi"
+    return f"{size_text(size)}: {winner.contender} {figure_text(run, value)}{gain}"
+
+
+def _legend(run: Run, kind: Callable[[str], str]) -> Markup:
+    """List the contenders as they lie at the largest size, the slowest first."""
+    size = max(run.sizes())
+    values = {name: figure(run, run.row(name, size)) for name in run.contenders()}
+    names = sorted(values, key=lambda name: -(values[name] or 0))
+    items = [
+        tag("li", swatch(name, kind(name)), tag("span", name), _value(run, values[name]), data_name=name)
+        for name in names
+    ]
+    wire = plain_limit(run, size)
+    if wire:
+        items.append(tag("li", limit_swatch(), tag("span", "wire, uncompressed"), _value(run, wire), class_="wire"))
+    return tag("ul", tag("li", f"at {size_text(size)}", class_="hint"), *items, class_="legend")
+
+
+def _value(run: Run, value: float | None) -> Markup:
+    return tag("small", "" if value is None else figure_text(run, value))
+
+
+def _conditions(results: Results) -> Markup:
+    facts = dict(results.machine)
+    if isinstance(facts.get("memory_bytes"), int):
+        facts["memory"] = size_text(facts.pop("memory_bytes"))
+    known = {
+        "benchmarks": [run.benchmark for run in results.runs],
+        "data": [run.data for run in results.runs],
+        "networks": [network_text(run.network) for run in results.runs],
+        "MPI": [run.mpi for run in results.runs],
+        "iterations": [str(len(row.times_us)) for run in results.runs for row in run.rows],
+    }
+    facts |= {name: "; ".join(dict.fromkeys(values)) for name, values in known.items()}
+    pairs = [join((tag("dt", name.replace("_", " ")), tag("dd", str(value)))) for name, value in facts.items()]
+    note = "1 KB is 1024 bytes, 1 GB/s is 10^9 bytes a second. Times are those of the slowest rank."
+    return join((tag("dl", *pairs), tag("p", note, class_="hint")))
+
+
+def _contenders(results: Results) -> list[str]:
+    return list(dict.fromkeys(name for run in results.runs for name in run.contenders()))
+
+
+def _classes(contenders: list[str]) -> Callable[[str], str]:
+    return {name: f"c{number}" for number, name in enumerate(contenders)}.__getitem__
+
+
+def _colours(contenders: list[str]) -> str:
+    """Return the colours of the contenders as rules of style, for both grounds."""
+    looks = [look(name) for name in contenders]
+    light = "".join(f".c{number}{{--c:{each.light}}}" for number, each in enumerate(looks))
+    dark = "".join(f".c{number}{{--c:{each.dark}}}" for number, each in enumerate(looks))
+    return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"

@@ -1,0 +1,197 @@
+"""What was measured, as data: one row for a contender and size, the runs that rows belong to, and the machine.
+
+A file holds any number of runs, so that those of several networks and MPIs can stand side by side in one report.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import mean, median, quantiles
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import mpi_gpucomp
+from mpi_gpucomp.errors import BufferError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Network", "Results", "Row", "Run", "load", "machine", "merge", "row_of"]
+
+FORMAT = "osu_bench results"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links between the ranks, where they are known."""
+
+    hosts: int
+    rate: float | None
+    """Bits a second of each host's link, each way; None where nothing limits it."""
+    rails: int = 1
+
+
+@dataclass
+class Row:
+    """The measurements of one contender with one size."""
+
+    size: int
+    """Bytes of the message, as the OSU benchmarks count them."""
+    contender: str
+    times_us: list[float]
+    """For each iteration the microseconds of the slowest rank."""
+    average_us: float
+    """Mean over iterations and ranks, which is what the OSU benchmarks call latency."""
+    fastest_us: float
+    slowest_us: float
+    """The mean of the fastest and of the slowest rank."""
+    wrong: int = 0
+    """Elements that are not what they should be, of all ranks and iterations."""
+    ratio: float | None = None
+    """Plain bytes over bytes on the wire; None where nobody knows (inside MPI's own)."""
+    wire_bytes: int | None = None
+    """Bytes that left the rank that sent most."""
+    limit_us: float | None = None
+    """What the wire alone would take for these bytes."""
+    algbw: float | None = None
+    busbw: float | None = None
+    """GB/s, as nccl-tests count them."""
+    note: str = ""
+    """Which algorithm was found best, and the like."""
+    extra: dict[str, float] = field(default_factory=dict)
+    """Columns that only some benchmarks have: overlap, message rate."""
+
+    @property
+    def median_us(self) -> float:
+        """The figure that contenders are compared by."""
+        return median(self.times_us)
+
+    def percentile(self, percent: int) -> float:
+        """Return the time that so many percent of the iterations stay below."""
+        if len(self.times_us) == 1:
+            return self.times_us[0]
+        return quantiles(self.times_us, n=100, method="inclusive")[percent - 1]
+
+
+@dataclass
+class Run:
+    """One benchmark under one set of conditions."""
+
+    benchmark: str
+    ranks: int
+    mpi: str
+    data: str = "weights"
+    dtype: str = "float32"
+    buffer: str = "numpy"
+    network: Network | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def sizes(self) -> list[int]:
+        """Return the sizes, in order."""
+        return sorted({row.size for row in self.rows})
+
+    def contenders(self) -> list[str]:
+        """Return the contenders, in the order in which they were named."""
+        return list(dict.fromkeys(row.contender for row in self.rows))
+
+    def row(self, contender: str, size: int) -> Row | None:
+        """Return the row of a contender and size, if it was measured."""
+        return next((row for row in self.rows if row.contender == contender and row.size == size), None)
+
+
+@dataclass
+class Results:
+    """Everything in a file."""
+
+    runs: list[Run] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path | str) -> None:
+        """Write them as JSON, in one step: whoever is interrupted has the old file or the new one."""
+        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
+        partial = Path(f"{path}.partial")
+        partial.write_text(text + "\n")
+        partial.replace(path)
+
+    def save_csv(self, path: Path | str) -> None:
+        """Write a line for each row, with the conditions of its run in front."""
+        lines = [_flat(run, row) for run in self.runs for row in run.rows]
+        with Path(path).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(name for line in lines for name in line)), restval="")
+            writer.writeheader()
+            writer.writerows(lines)
+
+
+def _flat(run: Run, row: Row) -> dict[str, Any]:
+    network = run.network or Network(0, None, 0)
+    conditions = {
+        **{name: getattr(run, name) for name in ("benchmark", "ranks", "mpi", "data", "dtype", "buffer")},
+        "hosts": network.hosts or "",
+        "rate_bits": network.rate or "",
+    }
+    skipped = ("times_us", "extra")
+    measured = {item.name: getattr(row, item.name) for item in fields(row) if item.name not in skipped}
+    return {**conditions, **measured, "median_us": row.median_us, "iterations": len(row.times_us), **row.extra}
+
+
+def load(path: Path | str) -> Results:
+    """Read a file that `save` has written."""
+    try:
+        content = json.loads(Path(path).read_text())
+        if (content["format"], content["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"format {content['format']!r}, version {content['version']}")
+        return Results([_run(run) for run in content["runs"]], content["machine"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        got = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        remedy = "Make one with `osu_bench NAME --json FILE`."
+        raise BufferError(f"file {path}", expected="results of osu_bench", got=got, remedy=remedy) from error
+
+
+def _run(content: dict[str, Any]) -> Run:
+    network = content.pop("network")
+    rows = [Row(**row) for row in content.pop("rows")]
+    return Run(**content, network=Network(**network) if network else None, rows=rows)
+
+
+def merge(several: Sequence[Results]) -> Results:
+    """Put the runs of several files into one; the machine is that of the first."""
+    return Results([run for results in several for run in results.runs], several[0].machine if several else {})
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine as far as it matters to figures."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "mpi_gpucomp": mpi_gpucomp.__version__,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def row_of(size: int, contender: str, by_iteration: Sequence[Sequence[float]], **measured: Any) -> Row:
+    """Make a row of the microseconds of each iteration on each rank."""
+    of_ranks = [mean(times) for times in zip(*by_iteration, strict=True)]
+    slowest = [max(times) for times in by_iteration]
+    return Row(size, contender, slowest, mean(of_ranks), min(of_ranks), max(of_ranks), **measured)

@@ -1,0 +1,1 @@
+"""Small models trained on several ranks, to see what compression does to time, traffic and loss."""

@@ -1,0 +1,92 @@
+"""How much smaller successive versions of a model's parameters get: `python -m osu_bench.training.versions`.
+
+In one process, on the whole model: encoded by itself (`split`), and as the difference from the version one step before
+(`delta`), in float32 and in the bfloat16 that inference workers are often sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import torch
+
+from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec.delta import Delta
+from mpi_gpucomp.device import as_buffer, get_device
+from mpi_gpucomp.tools.table import table
+from osu_bench.training.task import SIZES, TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.device import Buffer
+
+__all__ = ["main", "ratio", "versions"]
+
+HEADER = ("step", "type", "split", "delta")
+
+
+def versions(
+    model: str, size: str, steps: Sequence[int], rate: float | None = None
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Train a model; yield some steps, each with the parameters before it and behind it."""
+    torch.manual_seed(1)
+    task, random = TASKS[model](SIZES[model, size]), torch.Generator().manual_seed(1)
+    net = task.model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=rate or task.size.rate)
+    for step in range(max(steps) + 1):
+        before = _flat(net) if step in steps else None
+        optimizer.zero_grad()
+        task.loss(net, *task.batch(4 * task.size.batch, random)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if before is not None:
+            yield step, before, _flat(net)
+
+
+def _flat(net: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in net.parameters()])
+
+
+def ratio(before: torch.Tensor, after: torch.Tensor, codec: str) -> float:
+    """Return how many times smaller a version gets: by a codec, or with `delta` as the difference from the last one."""
+    values, base = as_buffer(after), as_buffer(before)
+    device = get_device("host")
+    with device.alloc(base.nbytes) as copy:
+        stream = device.stream()
+        stream.copy(copy.address, base.address, base.nbytes)
+        stream.synchronize()
+        found = values.nbytes / _encoded(Delta(values, copy) if codec == "delta" else find(codec), values)
+        stream.close()
+        return found
+
+
+def _encoded(codec: Codec, values: Buffer) -> int:
+    device = get_device("host")
+    stream = device.stream()
+    with device.alloc(codec.max_encoded(values.count, values.dtype)) as room:
+        nbytes = codec.encode(values, room, stream).size()
+    stream.close()
+    return values.nbytes if nbytes is None else nbytes
+
+
+def main() -> None:
+    """Print the ratios of some steps."""
+    parser = argparse.ArgumentParser(prog="osu_bench.training.versions", description="Ratios of successive versions.")
+    parser.add_argument("--model", choices=TASKS, default="transformer")
+    parser.add_argument("--size", choices=("small", "large"), default="small")
+    parser.add_argument("--rate", type=float, help="at which it learns, instead of the example's own")
+    parser.add_argument("--steps", type=int, nargs="+", default=[2, 20, 100], help="(default 2 20 100)")
+    args = parser.parse_args()
+    rows = []
+    for step, before, after in versions(args.model, args.size, args.steps, args.rate):
+        for kind in (torch.float32, torch.bfloat16):
+            pair = before.to(kind), after.to(kind)
+            found = [f"{ratio(*pair, codec):.2f}" for codec in ("split", "delta")]
+            rows.append((str(step), str(kind).removeprefix("torch."), *found))
+    print(table(HEADER, rows))
+
+
+if __name__ == "__main__":
+    main()
