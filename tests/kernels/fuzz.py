@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import sys
 import zlib
+from contextlib import suppress
 from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from guarded import CutStream, GuardedDevice, Heap, Pages
 
 from mpi_gpucomp.codec import find
 from mpi_gpucomp.codec.base import OPS
+from mpi_gpucomp.codec.delta import Delta
 from mpi_gpucomp.codec.tiled import TiledCodec
 from mpi_gpucomp.device.buffer import Buffer
 from mpi_gpucomp.device.dtype import DTYPES, DType
@@ -141,6 +143,25 @@ def try_threads(device: GuardedDevice, random: np.random.Generator) -> None:
     stream.close()
 
 
+def try_delta(stream: Stream, random: np.random.Generator) -> None:
+    """Encode the difference of any two versions, decode it, then what is no longer what the encoder wrote."""
+    for dtype in (dtype for dtype in DTYPES if dtype.name in Delta.dtypes):
+        count = int(random.choice(COUNTS))
+        say("delta", dtype, count)
+        data = numbers(dtype, count, random)
+        with put(data, stream) as memory, put(numbers(dtype, count, random), stream) as base:
+            buffer = Buffer(memory.address, dtype, (count,))
+            codec = Delta(buffer, base)
+            with stream.device.alloc(codec.max_encoded(count, dtype)) as room:
+                encoded = get(room, codec.encode(buffer, room, stream).size())
+            for how, some in [("whole", encoded), *(damaged(codec, encoded, count, dtype, random) for _ in range(6))]:
+                say("delta", dtype, count, how, len(some))
+                ctypes.memset(memory.address, 0, memory.nbytes)
+                with put(some, stream) as source, suppress(StreamError):
+                    codec.decode(source, len(some), buffer, stream).size()
+                assert how != "whole" or get(memory) == data, "what was encoded does not come back"
+
+
 def try_reduce(stream: Stream, random: np.random.Generator) -> None:
     """Reduce any bits with every operation, also with those that a type does not have."""
     for dtype, op in product(DTYPES, range(REDUCE_OPS + 1)):
@@ -210,7 +231,7 @@ def main(memory: str, rounds: int, seed: int, specs: list[str]) -> None:
         random = np.random.default_rng(seed + number)
         stream = CutStream(device, Random(seed + number))
         try_codecs(stream, random, specs or SPECS)
-        for attempt in () if specs else (try_reduce, try_checksum, try_pack, try_bucket):
+        for attempt in () if specs else (try_delta, try_reduce, try_checksum, try_pack, try_bucket):
             attempt(stream, random)
     if not specs:
         try_threads(device, np.random.default_rng(seed))

@@ -12,12 +12,12 @@ from comparing import Ledger
 
 from mpi_gpucomp import Communicator
 
-COUNT, CHUNK = 5000, 2000
+COUNT, CHUNK, RINGS = 5000, 2000, 2
 BOUND = 1e-3
 
 
 def in_order_of_the_ring(ranks: Any, piece: int, op: Callable[[Any, Any], Any]) -> Any:
-    """Add up each piece in the order of the ranks, starting behind the one that owns it: piece c is rank c's."""
+    """Add up each piece in the order of the ranks, starting behind its owner: piece c is that of rank c modulo n."""
     total = ranks[0].copy() if isinstance(ranks[0], np.ndarray) else ranks[0].clone()
     for number, start in enumerate(range(0, len(total), piece)):
         at, first = slice(start, start + piece), number + 1
@@ -34,7 +34,7 @@ def order_of_sums(ledger: Ledger, comm: Communicator) -> None:
         values = np.random.default_rng(RANK).normal(size=COUNT).astype(dtype)
         everybody, got = WORLD.allgather(values), np.empty_like(values)
         comm.Allreduce(values, got, algorithm="ring", codec=codec, chunk=CHUNK)
-        piece = min(CHUNK // values.itemsize, -(-COUNT // SIZE))
+        piece = min(CHUNK // values.itemsize, -(-COUNT // (RINGS * SIZE)))
         wanted = in_order_of_the_ring(everybody, piece, np.add)
         ledger.check(got.tobytes() == wanted.tobytes(), f"order of a ring's sums, {dtype}, {codec}", got[:5])
         if SIZE > 2:  # the test must tell orders apart
@@ -57,7 +57,7 @@ def sixteen_bits(ledger: Ledger, comm: Communicator) -> None:
             for name, op in ops.items():
                 got = torch.empty_like(values)
                 comm.Allreduce(values, got, OPERATIONS[name], codec=codec, chunk=CHUNK, algorithm="ring")
-                wanted = in_order_of_the_ring(everybody, min(CHUNK // 2, -(-COUNT // SIZE)), op)
+                wanted = in_order_of_the_ring(everybody, min(CHUNK // 2, -(-COUNT // (RINGS * SIZE))), op)
                 ledger.check(same_bits(got, wanted), f"{name} of {dtype}, {codec}", got[:5])
             moved(ledger, comm, everybody, codec)
         small_ones(ledger, comm, dtype)

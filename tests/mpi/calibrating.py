@@ -12,7 +12,7 @@ from mpi_gpucomp import Communicator
 from mpi_gpucomp.codec.auto import Auto, Costs
 from mpi_gpucomp.collectives import algorithms
 from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
-from mpi_gpucomp.comm.calibrate import OWN, Calibration, calibrate
+from mpi_gpucomp.comm.calibrate import METHODS, Calibration, arguments, calibrate
 from mpi_gpucomp.device import dtype_of_name
 
 WORLD = MPI.COMM_WORLD
@@ -67,10 +67,10 @@ def main() -> None:
             tell(facts(known))
         assert known is not None
         tell({"arrived": broadcast(comm, known.costs)})
-    for collective, own in OWN.items():
-        sent, received = np.ones(4 * WORLD.size, np.float32), np.zeros(4 * WORLD.size, np.float32)
-        own(WORLD, sent, received)
-        assert collective != "allreduce" or (received == WORLD.size).all()
+    for collective, (method, _) in METHODS.items():
+        buffers = arguments(collective, WORLD.size, 16 * WORLD.size)
+        getattr(WORLD, method)(*buffers)
+        assert collective != "allreduce" or (buffers[1] == WORLD.size).all()
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ def shares_left_out(ledger: Ledger, comm: Communicator) -> None:
             for where, room in zip((comm, WORLD), got, strict=True):
                 request = getattr(where, method)(values, room)
                 request and request.Wait()
+                WORLD.Barrier()  # mpi4py's call holds Python's lock while it waits: ours must be over on all ranks
             ledger.check(got[0].tobytes() == got[1].tobytes(), f"{method} without counts", got[0][:5])
 
 

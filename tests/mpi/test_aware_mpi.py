@@ -7,7 +7,7 @@ from ast import literal_eval
 from pathlib import Path
 
 import pytest
-from launch import MPIRUN, needs_mpirun, run
+from launch import LAUNCHER, needs_mpirun, run
 
 pytestmark = needs_mpirun
 
@@ -40,8 +40,8 @@ def lines(ranks: int, program: str) -> list[str]:
 
 
 def test_every_rank_hears_what_a_c_program_hears(tmp_path: Path) -> None:
-    assert MPIRUN is not None
-    compiler = Path(MPIRUN).with_name("mpicc")
+    assert LAUNCHER is not None
+    compiler = Path(LAUNCHER.program).with_name("mpicc")
     (tmp_path / "ask.c").write_text(PROGRAM)
     command = [compiler, "-o", tmp_path / "ask", tmp_path / "ask.c"]
     try:

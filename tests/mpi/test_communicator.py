@@ -33,10 +33,10 @@ ODD = {
     "root": "1000 x float32, root 1, replace, split",
     "operation": "1000 x float32, root 0, max, split",
     "codec": "1000 x float32, root 0, replace, mpc",
-    "algorithm": "1000 x float32, root 0, replace, split, tree, chunks of 262144",
+    "algorithm": "1000 x float32, root 0, replace, split, tree, chunks of 131072",
     "collective": "1000 x float32, root 0, replace, split",
     "named": "1000 x float32, root 0, sum, split, ring, chunks of 10000",
-    "started": "1001 x float32, root 0, replace, split, ring, chunks of 262144",
+    "started": "1001 x float32, root 0, replace, split, ring, chunks of 131072",
 }
 """What rank 1 says in each case."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from launch import MPIRUN, ROOT, needs_mpirun
+from launch import LAUNCHER, ROOT, needs_mpirun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +21,8 @@ pytestmark = needs_mpirun
 
 SECONDS = 90
 """After which a job counts as hung."""
-OPEN_MPI = MPIRUN is not None and b"Open MPI" in subprocess.check_output([MPIRUN, "--version"])
-needs_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="only Open MPI has an option for ranks that die: --with-ft ulfm")
+HAS_ULFM = LAUNCHER is not None and LAUNCHER.mpi == "openmpi"
+needs_ulfm = pytest.mark.skipif(not HAS_ULFM, reason="only Open MPI has an option for ranks that die: --with-ft ulfm")
 
 
 class Started:
@@ -30,10 +30,9 @@ class Started:
 
     def __init__(self, directory: Path, ranks: int, case: str, victim: int, *options: str) -> None:
         self._directory, self._ranks = directory, ranks
-        options = ("--allow-run-as-root", "--oversubscribe", *options) if OPEN_MPI else options
         program = [sys.executable, "tests/mpi/dying.py", case, str(victim), str(directory)]
         self.process = subprocess.Popen(
-            [str(MPIRUN), *options, "-n", str(ranks), *program],
+            LAUNCHER.command(ranks, program, options),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -122,7 +121,7 @@ def test_survivors_hear_who_is_dead_and_go_on_without(start, victim):
 def test_a_death_ends_the_job_where_mpi_does_not_survive_it(start):
     status, output, errors = start(3, "killed", 1).end()
     assert status != 0
-    if OPEN_MPI:
+    if HAS_ULFM:
         assert re.search(r"process rank 1 .* exited on\s+signal 9 \(Killed\)", output + errors, re.DOTALL)
 
 

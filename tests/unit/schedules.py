@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpi_gpucomp.schedule import Algorithm, Lane, Place, Program, Step
+from mpi_gpucomp.schedule import Algorithm, Lane, Program, Step
+from mpi_gpucomp.schedule.build import i, o, s
+
+__all__ = ["i", "lane", "o", "s", "with_lane", "with_program", "with_step", "with_steps"]
 
 
 def with_lane(algorithm: Algorithm, rank: int, number: int, lane: Lane) -> Algorithm:
@@ -32,18 +35,6 @@ def with_step(algorithm: Algorithm, rank: int, number: int, index: int, **change
     steps = list(algorithm.programs[rank].lanes[number].steps)
     steps[index] = replace(steps[index], **changes)
     return with_steps(algorithm, rank, number, steps)
-
-
-def i(offset: int) -> Place:
-    return Place("i", offset)
-
-
-def o(offset: int) -> Place:
-    return Place("o", offset)
-
-
-def s(offset: int) -> Place:
-    return Place("s", offset)
 
 
 def lane(*steps: Step, send: int | None = None, receive: int | None = None, channel: int = 0) -> Lane:

@@ -175,4 +175,5 @@ def test_staging_is_bounded_whatever_the_message():
             most = max(most, host.pool.statistics.in_use - before)
         return most
 
-    assert most_in_use(400_000) <= most_in_use(40_000) + 4096
+    # Each of the three ranks has room for a few messages ahead, and holds what it sends on.
+    assert max(most_in_use(40_000), most_in_use(400_000)) <= 3 * 6 * 4096

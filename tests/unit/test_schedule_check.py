@@ -264,8 +264,8 @@ FORM = [
         "algorithm chain: root: expected a rank from 0 to 2, got 3. Name a rank that there is.",
     ),
     (
-        with_program(RING, 1, replace(RING.programs[1], input_chunks=5)),
-        "rank 1: algorithm ring: input: expected 4 chunks, as allreduce has, got 5. Correct the length, or the chunks.",
+        with_program(RING, 1, replace(RING.programs[1], input_chunks=9)),
+        "rank 1: algorithm ring: input: expected 8 chunks, as allreduce has, got 9. Correct the length, or the chunks.",
     ),
     (
         with_program(RING, 1, replace(RING.programs[1], scratch_chunks=-1)),
@@ -317,9 +317,9 @@ FORM = [
         "got s[0]. Correct the offset or the count, or lengthen the scratch.",
     ),
     (
-        with_step(RING, 2, 0, 6, count=2, target=o(3)),
-        "rank 2: algorithm ring: lane 0, step 6 (r from 1): target: expected chunks of the output, which has 4 here, "
-        "got 2 chunks from o[3] on. Correct the offset or the count, or lengthen the scratch.",
+        with_step(RING, 2, 0, 6, count=2, target=o(7)),
+        "rank 2: algorithm ring: lane 0, step 6 (r from 1): target: expected chunks of the output, which has 8 here, "
+        "got 2 chunks from o[7] on. Correct the offset or the count, or lengthen the scratch.",
     ),
     (
         with_step(RING, 2, 0, 6, target=i(3)),

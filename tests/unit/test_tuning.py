@@ -10,11 +10,15 @@ from mpi_gpucomp.codec.auto import Auto, Coding, Costs
 from mpi_gpucomp.collectives.select import Figures, Link
 from mpi_gpucomp.comm.calibrate import Calibration
 from mpi_gpucomp.comm.forms import FORMS, Place
-from mpi_gpucomp.comm.tuning import Tuner
+from mpi_gpucomp.comm.tuning import CALLS_PER_SAMPLE, Tuner
 
 MEGABYTE = 1 << 20
 GIGABIT = 8e-9
 """Seconds per byte."""
+
+
+def nothing(*_):
+    """Stand for what takes other ranks."""
 
 
 def tuner(wire: float, own: float) -> Tuner:
@@ -22,7 +26,7 @@ def tuner(wire: float, own: float) -> Tuner:
     coding = {("none", "uint8"): Coding(0.2e-9, 0.2e-9), ("split", "float32"): Coding(0.6e-9, 0.5e-9)}
     costs = Costs(wire, coding, sample=0.0)
     figures = Figures(Link(50e-6, wire), ((MEGABYTE, own * MEGABYTE), (64 * MEGABYTE, own * 64 * MEGABYTE)))
-    made = Tuner(MPI.COMM_SELF, lambda method, buffers: None)
+    made = Tuner(MPI.COMM_SELF, nothing, nothing, nothing, nothing)
     made._known["broadcast"] = Calibration("broadcast", 4, figures, costs)
     made.codec = Auto(costs)
     return made
@@ -49,12 +53,40 @@ def test_a_schedule_that_is_faster_anyway_needs_no_sample(values):
 
 
 def test_where_the_data_tip_the_scale_they_are_looked_at():
-    near = tuner(GIGABIT, own=1.03 * GIGABIT)
-    encoded = near.decide(form(WEIGHTS), WEIGHTS.nbytes, blocking=True)
-    assert encoded.algorithm is not None and encoded.encoded
+    decision = tuner(GIGABIT, own=1.1 * GIGABIT).decide(form(WEIGHTS), WEIGHTS.nbytes, blocking=True)
+    assert decision.algorithm is not None and decision.codec.name == "split"
+    assert tuner(GIGABIT, own=1.1 * GIGABIT).decide(form(NOISE), NOISE.nbytes, blocking=True).algorithm is None
+
+
+def test_what_a_sample_has_shown_holds_for_the_next_calls_of_its_kind():
+    """To agree on one takes all ranks as long as a short message does."""
+    near = tuner(GIGABIT, own=1.1 * GIGABIT)
     assert near.decide(form(NOISE), NOISE.nbytes, blocking=True).algorithm is None
+    decisions = [near.decide(form(WEIGHTS), WEIGHTS.nbytes, blocking=True).algorithm for _ in range(CALLS_PER_SAMPLE)]
+    assert decisions[:-1] == [None] * (CALLS_PER_SAMPLE - 1) and decisions[-1] is not None
 
 
 def test_a_call_that_may_not_wait_takes_mpis_own_in_doubt():
     near = tuner(GIGABIT, own=1.03 * GIGABIT)
     assert near.decide(form(WEIGHTS), WEIGHTS.nbytes, blocking=False).algorithm is None
+
+
+def test_ways_that_may_be_the_fastest_take_turns():
+    near = tuner(GIGABIT, own=1.1 * GIGABIT)
+    taken = []
+    for _ in range(30):
+        decision = near.decide(form(WEIGHTS), WEIGHTS.nbytes, blocking=True)
+        taken.append(decision)
+        if decision.trial is None:
+            break
+        decision.trial.note(1.0 if decision.algorithm is None else 2.0)
+    first, *others, last = taken
+    assert first.codec.name == "split", "what the model expects comes first"
+    assert {(way.algorithm, way.codec.name) for way in others} == {
+        ("chain", "split"),
+        ("chain", "none"),
+        (None, "none"),
+    }
+    assert (last.algorithm, last.trial) == (None, None), "and what was the fastest stays"
+    assert near.decide(form(WEIGHTS), WEIGHTS.nbytes + 4, blocking=True).algorithm is None, "for such lengths"
+    assert near.decide(form(WEIGHTS[: 1 << 20]), 4 << 20, blocking=True).trial is not None, "but not for others"

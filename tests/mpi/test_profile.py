@@ -1,0 +1,31 @@
+"""The command `profile` under mpirun, and what can be made of its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch import needs_mpirun, run
+
+from mpi_gpucomp.schedule.topology_file import read_topology
+from mpi_gpucomp.tools.main import main
+
+
+@needs_mpirun
+def test_a_profile_of_this_machine(tmp_path: Path):
+    file = tmp_path / "topo.json"
+    done = run(3, "-m", "mpi_gpucomp", "profile", "-o", str(file), "--codec", "none", "zfp:rate=8")
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks on 1 nodes" in done.stdout
+    topology = read_topology(file)
+    assert topology.nodes == ((0, 1, 2),)
+    assert len(list(topology.links())) == 6
+    assert 3.9 < topology.codecs["zfp:rate=8"].ratio < 4
+    assert main(["synthesize", "allgather", "--topology", str(file), "--time", "1"]) == 0
+
+
+@needs_mpirun
+def test_one_rank_is_none(tmp_path: Path):
+    done = run(1, "-m", "mpi_gpucomp", "profile", "-o", str(tmp_path / "topo.json"))
+    assert done.returncode == 2
+    said = "profile: expected two ranks at least, got one. Start it under mpirun: mpirun -n 4 python -m mpi_gpucomp"
+    assert said in done.stderr

@@ -1,0 +1,27 @@
+"""DDP with our hook, parameters from one rank to all, and broadcasts of what has changed, on real ranks."""
+
+from __future__ import annotations
+
+import pytest
+from launch import needs_mpirun, run
+
+pytest.importorskip("torch")
+
+GLOO = (
+    *("lossless", "feedback", "warm_up", "roles", "overflow", "overlap", "two_models"),
+    *("sync", "after_step", "any_order", "refused", "failure"),
+)
+OURS = ("lossless", "two_models", "sync")
+DELTAS = ("every_type", "anew", "missed", "failed", "refused", "ends", "in_any_order")
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("program", "checks"),
+    [(("torch_hooks", "gloo"), GLOO), (("torch_hooks", "gpucomp"), OURS), (("delta",), DELTAS)],
+    ids=["gloo", "gpucomp", "delta"],
+)
+def test_on_three_ranks(program: tuple[str, ...], checks: tuple[str, ...]) -> None:
+    done = run(3, "-m", "mpi4py", f"tests/mpi/{program[0]}.py", *program[1:], *checks)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{check}: right on 3 ranks" for check in checks]

@@ -1,0 +1,159 @@
+"""Schedules that encode on some links alone: right, as exact as promised, and no more coding than that takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from running import Ranks
+from test_synth import run
+from test_topology import two_nodes
+
+from mpi_gpucomp.engine.coder import Coder
+from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.schedule.build import Plan, o
+from mpi_gpucomp.schedule.check import checked
+from mpi_gpucomp.schedule.cost import Coding
+from mpi_gpucomp.schedule.ir import Algorithm
+from mpi_gpucomp.schedule.simulate import simulate
+from mpi_gpucomp.schedule.synth import synthesise
+from mpi_gpucomp.schedule.synth.problem import CODED, PLAIN
+from mpi_gpucomp.schedule.topology import Processor
+from mpi_gpucomp.schedule.xml import read, write
+from mpi_gpucomp.tools.algorithms import draw
+
+MIB = 1 << 20
+CODING = Coding(0.7e-9, 0.9e-9, 4.0)
+TOPOLOGY = two_nodes(
+    pairs={}, per_chunk=0.0, codecs={"none": Coding(0.1e-9, 0.1e-9)}, processors=(Processor(frozenset(range(4)), 2),)
+)
+
+
+def chain(*plain: int) -> Algorithm:
+    """Pass a chunk along four ranks, plain on some of the three links."""
+    plan = Plan("mixed", "broadcast", 4, in_place=True)
+    for rank in range(3):
+        channel = int(rank in plain)
+        plan.copy(rank, o(0), rank + 1, o(0), channel=channel)
+    plan.plain_channels.add(1)
+    return checked(plan.algorithm())
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count what the engine encodes, what it puts in frames as it is, and what it decodes of either."""
+    done: Counter[str] = Counter()
+    encode, decode = Coder.encode, Coder.decode
+
+    def encodes(self: Coder, *args: Any, raw: bool = False) -> Any:
+        done["raw" if raw else "encode"] += 1
+        return encode(self, *args, raw=raw)
+
+    def decodes(self: Coder, header: Any, *args: Any) -> Any:
+        done["copy" if header.raw else "decode"] += 1
+        return decode(self, header, *args)
+
+    monkeypatch.setattr(Coder, "encode", encodes)
+    monkeypatch.setattr(Coder, "decode", decodes)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("plain", "expected"),
+    [
+        ((), {"encode": 1, "decode": 3}),
+        ((0, 1, 2), {"raw": 1, "copy": 3}),
+        ((0,), {"raw": 1, "encode": 1, "copy": 1, "decode": 2}),
+        ((1, 2), {"encode": 1, "raw": 1, "decode": 1, "copy": 2}),
+        ((1,), {"encode": 2, "raw": 1, "decode": 2, "copy": 1}),
+    ],
+)
+def test_the_engine_encodes_where_the_schedule_says(
+    plain: tuple[int, ...], expected: dict[str, int], coded: Counter[str]
+):
+    ranks = Ranks(chain(*plain), 40, "zfp:rate=16", "float32", piece=40)
+    ranks.drive()
+    assert dict(coded) == expected
+
+
+@pytest.mark.parametrize("codec", ["split", "none", "mpc"])
+@pytest.mark.parametrize("plain", [(), (0,), (1,), (0, 2), (0, 1, 2)])
+def test_every_mixture_is_right(plain: tuple[int, ...], codec: str):
+    run(chain(*plain), codec)
+
+
+def test_xml_knows_which_lanes_are_plain():
+    again = read(write(chain(0, 2)))
+    assert [[lane.plain for lane in program.lanes] for program in again.programs] == [
+        [lane.plain for lane in program.lanes] for program in chain(0, 2).programs
+    ]
+    assert 'plain="1"' in write(chain(0))
+    assert "plain" not in write(chain())
+
+
+def test_a_drawing_shows_them():
+    lines = draw(chain(0)).splitlines()
+    assert "  lane 0: to 1, channel 1, not encoded" in lines
+    assert "  lane 0: from 1 to 3, channel 0" in lines
+
+
+def test_a_simulation_counts_the_same():
+    found = simulate(chain(1, 2), two_nodes(pairs={}), MIB, MIB, CODING)
+    assert {pair: nbytes for pair, (nbytes, _) in found.links.items()} == {
+        (0, 1): MIB / 4,
+        (1, 2): MIB,
+        (2, 3): MIB,
+    }
+    kinds = Counter(record.kind for record in found.records)
+    assert kinds == {"encode": 2, "send": 3, "decode": 3}
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allgather", "gather", "scatter", "alltoall"])
+def test_synthesised(collective: str):
+    mixed = synthesise(TOPOLOGY, collective, 64 * MIB, MIB, coding=CODING, mixed=True, seconds=3)
+    everywhere = synthesise(TOPOLOGY, collective, 64 * MIB, MIB, coding=CODING, seconds=3)
+    assert mixed.routing.seconds <= everywhere.routing.seconds * 1.001
+    crossing = {hop.form for hops in mixed.routing.hops for hop in hops if hop.sender // 2 != hop.receiver // 2}
+    assert crossing == {CODED}, "the slow links carry encoded chunks"
+    for hops in mixed.routing.hops:
+        came = {hop.receiver: hop for hop in hops}
+        for hop in hops:
+            before = came.get(hop.sender)
+            while hop.form == CODED and before is not None and before.form == PLAIN:
+                before = came.get(before.sender)
+                assert before is None or before.form == PLAIN, "nothing is encoded twice"
+    run(mixed.algorithm, "split")
+
+
+def test_a_fast_link_stays_plain_and_that_pays():
+    times = {}
+    for mixed in (False, True):
+        made = synthesise(TOPOLOGY, "allgather", 64 * MIB, MIB, coding=CODING, mixed=mixed, seconds=3)
+        times[mixed] = simulate(made.algorithm, TOPOLOGY, 64 * MIB, MIB, CODING).seconds
+        inside = {hop.form for hops in made.routing.hops for hop in hops if hop.sender // 2 == hop.receiver // 2}
+        assert inside == {PLAIN} if mixed else {CODED}
+    assert times[True] < times[False] / 1.4
+
+
+def test_the_error_is_made_once():
+    made = synthesise(TOPOLOGY, "allgather", 64 * MIB, MIB, coding=CODING, mixed=True, seconds=2).algorithm
+    ranks = Ranks(made, 4000, "bound:abs=1e-2", "float32")
+    for x in ranks.inputs:
+        x += np.random.default_rng(0).normal(0, 1, x.size).astype(np.float32)
+    whole = np.concatenate([x.copy() for x in ranks.inputs])
+    ranks.drive()
+    for rank in range(4):
+        assert abs(ranks.outputs[rank] - whole).max() <= 1e-2
+        own = slice(rank // 2 * 8000, rank // 2 * 8000 + 8000)
+        assert (ranks.outputs[rank][own] == whole[own]).all(), "what stayed on the node is exact"
+
+
+def test_sums_are_not_mixed():
+    with pytest.raises(SpecError) as caught:
+        synthesise(TOPOLOGY, "allreduce", MIB, MIB, coding=CODING, mixed=True)
+    assert str(caught.value) == (
+        "synthesis: expected a collective that copies, to encode on some links alone, got allreduce. "
+        "Encode everywhere or nowhere: sums are encoded anew at every step."
+    )

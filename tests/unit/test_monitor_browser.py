@@ -1,0 +1,71 @@
+"""The page in a browser: no errors, and the timeline can be zoomed, moved and pointed at."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from boxes import chain
+
+from mpi_gpucomp.monitor.page import page
+from mpi_gpucomp.monitor.reader import newest
+
+EARLY = "<script>var errors = []; window.onerror = function (said) { errors.push(said); };</script>"
+PROBE = """
+<script>
+var said = [];
+var say = function (name, value) { said.push(name + '=' + value); };
+var shown = function () { return document.getElementById('shown').textContent; };
+var canvas = document.getElementById('timeline'), box = canvas.getBoundingClientRect();
+var point = function (kind, x, y) {
+  canvas.dispatchEvent(new PointerEvent(kind, { clientX: box.left + x, clientY: box.top + y }));
+};
+document.getElementById('show-all').click();
+var all = shown();
+say('all', all.split(' of ')[0] === all.split(' of ')[1]);
+document.getElementById('zoom-in').click();
+say('closer', shown() !== all);
+canvas.dispatchEvent(new KeyboardEvent('keydown', { key: '-' }));
+say('back', shown() === all);
+point('pointermove', box.width / 2, 24 + 7);
+var tip = document.getElementById('tip');
+say('tip', tip.hidden + ' ' + tip.textContent.split('\\n').slice(0, 2).join(', '));
+var drawn = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data, colours = {};
+for (var at = 0; at < drawn.length; at += 4) { colours[drawn.slice(at, at + 3).join()] = 1; }
+say('colours', Object.keys(colours).length >= 6);
+say('wide', document.documentElement.scrollWidth <= window.innerWidth);
+say('errors', errors.join());
+document.body.appendChild(document.createElement('pre')).textContent = said.join('\\n');
+</script>
+"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [500, 1280])
+def test_it_works_in_a_browser(tmp_path: Path, width: int) -> None:
+    chain(tmp_path)
+    text = page(newest(tmp_path)).replace("<head>", f"<head>{EARLY}").replace("</body>", f"{PROBE}</body>")
+    path = tmp_path / "page.html"
+    path.write_text(text, encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"--window-size={width},900"]
+    shown = subprocess.run(
+        ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    probed = re.search(r"<pre>(.*)</pre>", shown, re.DOTALL)
+    assert probed is not None
+    assert dict(line.split("=", 1) for line in probed[1].splitlines()) == {
+        "all": "true",
+        "closer": "true",
+        "back": "true",
+        "tip": "false rank 0 (h0): call, broadcast (call 1)",
+        "colours": "true",
+        "wide": "true",
+        "errors": "",
+    }

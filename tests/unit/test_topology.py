@@ -1,0 +1,167 @@
+"""Topologies: what links cost and share, files and their mistakes, presets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.schedule.cost import PER_MB, Coding, Link
+from mpi_gpucomp.schedule.presets import PRESETS, preset
+from mpi_gpucomp.schedule.topology import Port, Processor, Topology, even_nodes
+from mpi_gpucomp.schedule.topology_file import read_topology, write_topology
+
+FAST, SLOW = Link(2e-6, 150 * PER_MB), Link(60e-6, 8000 * PER_MB)
+
+
+def two_nodes(**changes: Any) -> Topology:
+    """Make two nodes of two ranks, each with one card."""
+    ports = [
+        Port(f"node {number}, {way}", frozenset(node), way, 8000 * PER_MB, "between")
+        for number, node in enumerate(((0, 1), (2, 3)))
+        for way in ("out", "in")
+    ]
+    facts: dict[str, Any] = {
+        "name": "two nodes",
+        "nodes": ((0, 1), (2, 3)),
+        "classes": {"memory": FAST, "network": SLOW},
+        "within": "memory",
+        "between": "network",
+        "pairs": {(0, 3): None},
+        "ports": tuple(ports),
+        "codecs": {"zfp:rate=8": Coding(700 * PER_MB, 900 * PER_MB, 4.0)},
+        "processors": (Processor(frozenset(range(4)), 2),),
+        "per_chunk": 1e-4,
+        "source": "by hand",
+    }
+    return Topology(**facts | changes)
+
+
+def test_links_and_what_they_share():
+    topology = two_nodes()
+    assert topology.ranks == 4
+    assert topology.link(0, 1) == FAST
+    assert topology.link(1, 2) == SLOW
+    assert topology.link(0, 3) is None
+    assert topology.link(2, 2) is None
+    assert len(list(topology.links())) == 11
+    assert topology.ports_of(0, 1) == []
+    assert [topology.ports[number].name for number in topology.ports_of(3, 1)] == ["node 1, out", "node 0, in"]
+    assert [topology.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert topology.position(3) == 1
+
+
+def test_the_slowest_part_counts():
+    port = Port("uplink", frozenset({0, 1}), "out", 1e-6)
+    assert two_nodes(ports=(port,)).alone(1, 2) == Link(60e-6, 1e-6)
+    assert two_nodes(ports=(port,)).alone(2, 1) == SLOW
+    assert two_nodes().alone(0, 3) is None
+
+
+def test_a_file_there_and_back(tmp_path: Path):
+    topology = two_nodes()
+    write_topology(topology, tmp_path / "topo.json", fitted={"rms": 0.01})
+    read = read_topology(tmp_path / "topo.json")
+    assert read.document() == topology.document()
+    assert read.classes["network"] == pytest.approx(SLOW)
+    assert read.hash == topology.hash
+
+
+def test_the_hash_knows_the_shape_and_not_the_speeds():
+    same = two_nodes(classes={"memory": FAST, "network": Link(1e-6, 1e-9)}, codecs={}, name="else")
+    assert same.hash == two_nodes().hash
+    assert two_nodes(pairs={}).hash != two_nodes().hash
+    assert two_nodes(nodes=((0, 2), (1, 3))).hash != two_nodes().hash
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (["nodes"], [[0, 1], [1]], "nodes: expected every rank from 0 on, on one node each, and no empty node, "),
+        (["nodes"], [[0, "a"]], 'nodes[0][1]: expected a whole number from 0 on, got "a". '),
+        (["classes", "memory"], {"alpha_us": -1}, "classes: memory: alpha_us: expected a number from 0 on, got -1. "),
+        (["classes", "memory"], {"alpha": 1}, "classes: memory: expected fields among alpha_us, beta_us_per_MB, got "),
+        (["links", "within"], "smoke", 'links: within: expected one of memory, network, got "smoke". '),
+        (["links", "within"], [["memory"]], "links: within: expected a list of 2, got "),
+        (["links", "pairs"], [[0, 9, "memory"]], "links: pairs[0][1]: expected a whole number from 0 to 3, got 9. "),
+        (["ports", 0, "way"], "up", 'ports[0]: way: expected one of out, in, got "up". '),
+        (["ports", 0, "ranks"], [1, 1], "ports[0]: ranks: expected each rank once, got [1, 1]. "),
+        (["codecs", "zfp:rate=8", "ratio"], 0, "codecs: zfp:rate=8: ratio: expected a number above 0, got 0. "),
+        (["processors", 0, "cores"], True, "processors[0]: cores: expected a whole number from 1 on, got true. "),
+        (["name"], None, "expected a field 'name', got none. "),
+        (["speed"], 1, "expected fields among name, source, nodes, classes, links, ports, codecs, processors, "),
+    ],
+)
+def test_mistakes_in_a_file(tmp_path: Path, path: list[Any], value: Any, said: str):
+    document = two_nodes().document()
+    part: Any = document
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    file = tmp_path / "topo.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(SpecError) as caught:
+        read_topology(file)
+    assert str(caught.value).startswith(f"topology {file}: {said}")
+    assert str(caught.value).endswith("Correct the file.")
+
+
+def test_files_that_are_none(tmp_path: Path):
+    with pytest.raises(SpecError, match="expected a file that can be read, got No such file or directory"):
+        read_topology(tmp_path / "none.json")
+    (tmp_path / "text").write_text("{")
+    with pytest.raises(SpecError, match="expected JSON, got Expecting property name"):
+        read_topology(tmp_path / "text")
+
+
+def test_contradictions_in_a_program():
+    with pytest.raises(SpecError) as caught:
+        two_nodes(between="smoke")
+    expected = "topology two nodes: links: expected classes among memory, network, got 'smoke'. Correct the topology."
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str):
+    machine = PRESETS[name]
+    topology = preset(name, 3 * machine.ranks)
+    assert len(topology.nodes) == 3
+    assert topology.source
+    between = topology.alone(0, machine.ranks)
+    assert between is not None
+    assert between.per_byte == pytest.approx(machine.outside[1] * PER_MB)
+    assert len(topology.ports_of(0, machine.ranks)) == 2
+
+
+def test_the_cube_mesh_is_one():
+    topology = preset("ndv2", 8)
+    links = {"NVLink": 1, "two NVLinks": 2, None: 0}
+    table = [[links[topology.class_of(a, b) if a != b else None] for b in range(8)] for a in range(8)]
+    assert table == [list(column) for column in zip(*table, strict=True)]
+    assert all(sum(row) == 6 for row in table), "a V100 has six NVLinks"
+
+
+def test_the_cards_of_a_dgx2_serve_two_ranks_each():
+    topology = preset("dgx2", 32)
+    cards = [port for port in topology.ports if port.traffic == "between" and port.way == "out"]
+    assert [sorted(port.ranks) for port in cards[:2]] == [[0, 1], [2, 3]]
+    assert len(cards) == 16
+
+
+def test_unknown_presets_and_odd_numbers():
+    with pytest.raises(SpecError) as caught:
+        preset("dgx3", 8)
+    assert str(caught.value) == (
+        "topology: expected one of ndv2, dgx2, dgx-a100, v100-ib, gigabit, got 'dgx3'. "
+        "Name one of these, or the file of a topology."
+    )
+    with pytest.raises(SpecError) as caught:
+        preset("ndv2", 12)
+    assert str(caught.value) == (
+        "number of ranks: expected at most 8 ranks or a multiple of them, as ndv2 has on a node, got 12. "
+        "Fill the nodes."
+    )
+    assert even_nodes(5, 2) == ((0, 1), (2, 3), (4,))

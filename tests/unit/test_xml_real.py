@@ -1,0 +1,135 @@
+"""Schedules as other tools write them: several channels, scratch, nop steps, dependencies between lanes."""
+
+from __future__ import annotations
+
+import pytest
+from test_synth import run
+
+from mpi_gpucomp.errors import ScheduleError
+from mpi_gpucomp.schedule.check import check
+from mpi_gpucomp.schedule.presets import preset
+from mpi_gpucomp.schedule.simulate import simulate
+from mpi_gpucomp.schedule.xml import facts, read
+
+Step = tuple[str, str, int, str, int, int, int, int]
+
+
+def step(number: int, what: Step, needed: bool) -> str:
+    kind, source, source_at, target, target_at, count, block, at = what
+    return (
+        f'<step s="{number}" type="{kind}" srcbuf="{source}" srcoff="{source_at}" dstbuf="{target}" '
+        f'dstoff="{target_at}" cnt="{count}" depid="{block}" deps="{at}" hasdep="{int(needed)}"/>'
+    )
+
+
+def text(
+    coll: str, ranks: int, chunks: int, channels: int, programs: list[tuple[str, list[tuple[str, list[Step]]]]]
+) -> str:
+    """Write a file as msccl-tools does: attributes that we do not need, comments and blank lines included."""
+    lines = [
+        f'<algo name="{coll}_allpairs" nchannels="{channels}" nchunksperloop="{chunks}" proto="LL" ngpus="{ranks}" '
+        f'coll="{coll}" inplace="1" outofplace="0" minBytes="0" maxBytes="0" redop="sum" nthreadblocks="12">',
+        "  <!-- made by hand, for a test -->",
+    ]
+    for rank, (lengths, blocks) in enumerate(programs):
+        lines.append(f'  <gpu id="{rank}" {lengths}>')
+        for number, (peers, steps) in enumerate(blocks):
+            waited = {(what[6], what[7]) for _, others in blocks for what in others}
+            lines.append(f'    <tb id="{number}" {peers}>')
+            lines += [f"      {step(at, what, (number, at) in waited)}" for at, what in enumerate(steps)]
+            lines += ["    </tb>", ""]
+        lines.append("  </gpu>")
+    return "\n".join([*lines, "</algo>", ""])
+
+
+def allpairs(ranks: int, channels: int) -> str:
+    """All-reduce: everybody sends everybody its share, on every channel a part, adds up, and sends the sums back."""
+    programs = []
+    for rank in range(ranks):
+        others = [peer for peer in range(ranks) if peer != rank]
+        blocks: list[tuple[str, list[Step]]] = []
+        for channel in range(channels):
+            first = channel * ranks
+            adding = len(others) * channels + channel
+            for place, peer in enumerate(others):
+                own = channel * len(others) + place
+                mine = [
+                    ("s", "i", first + peer, "s", own, 1, -1, -1),
+                    ("r", "i", first + rank, "s", own, 1, -1, -1),
+                    ("s", "i", first + rank, "i", first + rank, 1, adding, 2 * len(others) - 1),
+                    ("r", "i", first + peer, "i", first + peer, 1, -1, -1),
+                ]
+                blocks.append((f'send="{peer}" recv="{peer}" chan="{channel}"', mine))
+        for channel in range(channels):
+            first = channel * ranks
+            sums: list[Step] = []
+            for place in range(len(others)):
+                own = channel * len(others) + place
+                sums.append(("nop", "i", -1, "o", -1, 0, own, 1))
+                sums.append(("re", "s", own, "i", first + rank, 1, -1, -1))
+            blocks.append((f'send="-1" recv="-1" chan="{channel}"', sums))
+        scratch = channels * len(others)
+        programs.append((f'i_chunks="{ranks * channels}" o_chunks="0" s_chunks="{scratch}"', blocks))
+    return text("allreduce", ranks, ranks * channels, channels, programs)
+
+
+def relayed(ranks: int) -> str:
+    """All-gather by two relays: even ranks pass on for odd ones, on two channels, through scratch and copies."""
+    programs = []
+    for rank in range(ranks):
+        blocks: list[tuple[str, list[Step]]] = []
+        after, before = (rank + 1) % ranks, (rank - 1) % ranks
+        ring = [("s", "o", rank, "o", rank, 1, 1, 0)]
+        ring += [("rcs", "o", (rank - n) % ranks, "o", (rank - n) % ranks, 1, -1, -1) for n in range(1, ranks - 1)]
+        ring += [("r", "o", after, "s", 0, 1, -1, -1)]
+        blocks.append((f'send="{after}" recv="{before}" chan="{rank % 1}"', ring))
+        copies = [("cpy", "i", 0, "o", rank, 1, -1, -1), ("cpy", "s", 0, "o", after, 1, 0, ranks - 1)]
+        blocks.append(('send="-1" recv="-1" chan="0"', copies))
+        programs.append((f'i_chunks="1" o_chunks="{ranks}" s_chunks="1"', blocks))
+    return text("allgather", ranks, ranks, 1, programs).replace(
+        'inplace="1" outofplace="0"', 'inplace="0" outofplace="1"'
+    )
+
+
+@pytest.mark.parametrize(("ranks", "channels"), [(2, 1), (4, 2), (8, 4)])
+def test_all_pairs_with_channels_scratch_nops_and_dependencies(ranks: int, channels: int):
+    algorithm = read(allpairs(ranks, channels))
+    assert algorithm.chunks == ranks * channels
+    assert max(lane.channel for lane in algorithm.programs[0].lanes) == channels - 1
+    check(algorithm, 1)
+    assert facts(allpairs(ranks, channels)).least == 0
+    if ranks == 8:
+        assert simulate(algorithm, preset("dgx-a100", 8), 1 << 20, 1 << 14).seconds > 0
+
+
+@pytest.mark.parametrize("codec", ["none", "split"])
+def test_they_run(codec: str):
+    run(read(relayed(5)), codec)
+    run(read(relayed(2)), codec)
+
+
+def test_all_pairs_run_out_of_place_too():
+    """The sums go to the output, so that the caller's input stays as it was."""
+    text = allpairs(4, 2).replace('inplace="1" outofplace="0"', 'inplace="0" outofplace="1"')
+    with pytest.raises(ScheduleError, match="expected the output or scratch, got input chunk"):
+        check(read(text), 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'depid="6" deps="5"',
+            'depid="6" deps="9"',
+            "depid, deps: expected a <tb> and a <step> of this <gpu>, got '6', '9'",
+        ),
+        ('depid="0" deps="1"', 'depid="-1" deps="-1"', "expected something to read|expected an order between"),
+        ('s_chunks="6"', 's_chunks="5"', "expected chunks of the scratch, which has 5 here, got s\\[5\\]"),
+        ('type="re"', 'type="cpy"', "output chunk 0: expected the sum of chunk 0 of ranks 0..3"),
+    ],
+)
+def test_what_is_wrong_in_them_is_found(old: str, new: str, said: str):
+    broken = allpairs(4, 2).replace(old, new)
+    assert broken != allpairs(4, 2)
+    with pytest.raises(ScheduleError, match=said):
+        check(read(broken), 1)
