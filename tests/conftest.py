@@ -1,11 +1,14 @@
-"""What all tests share: the devices of this machine."""
+"""What all tests share: the devices of this machine, and a second MPI."""
 
 from __future__ import annotations
 
 import pytest
+from mpich import mpich
 
 from mpi_gpucomp.device import Device, get_device
 from mpi_gpucomp.errors import DeviceError
+
+__all__ = ["device", "device_or_skip", "gpu", "host", "mpich"]
 
 
 def device_or_skip(name: str) -> Device:

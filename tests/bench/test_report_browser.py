@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from report_pages import Page, a_run
+from browser import needs_browser, probe
+from report_pages import a_run
 
 from osu_bench import report
 from osu_bench.results import Results
 
 PROBE = """
-<script>
-var said = [];
-var say = function (name, value) { said.push(name + '=' + value); };
 var change = function (element, value) { element.value = value; element.dispatchEvent(new Event('change')); };
 var all = function (query) { return Array.from(document.querySelectorAll(query)); };
 var shown = function (query) { return all(query).filter(function (element) { return !element.hidden; }); };
@@ -36,32 +32,18 @@ document.querySelector('#run-0 .legend li[data-name=mpi]').click();
 say('lit', shown('.series.lit').map(function (e) { return e.dataset.name; }).join());
 say('wide', document.documentElement.scrollWidth <= window.innerWidth);
 say('errors after', errors.join());
-document.body.appendChild(document.createElement('pre')).textContent = said.join('\\n');
-</script>
 """
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_it_works_in_a_browser(tmp_path: Path, width: int) -> None:
-    text = report.page(Results([a_run(), a_run("reduce")], {}))
-    early = "<script>var errors = []; window.onerror = function (said) { errors.push(said); };</script>"
-    path = tmp_path / "page.html"
-    path.write_text(text.replace("<head>", f"<head>{early}").replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"--window-size={width},900"]
-    shown = subprocess.run(
-        ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    said = dict(line.split("=", 1) for line in Page(shown).find("pre")[0].text.splitlines())
-    assert said == {
+    page = report.page(Results([a_run(), a_run("reduce")], {}))
+    assert probe(page, PROBE, tmp_path, width) == {
         "errors": "",
         "forms": "2",
         "filtered": "1 1 of 2 runs",
-        "matrix": "0.50x0.25x",
+        "matrix": "0.50\u00d70.25\u00d7",
         "shade": "shade s0",
         "sorted": "zfp:rate=8,mpi-tuned,mpi,split",
         "tip": "false 64 MBsplit1.34 smpi671 msmpi-tuned336 mszfp:rate=8168 ms",

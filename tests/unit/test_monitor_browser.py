@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from boxes import chain
+from browser import needs_browser, probe
 
 from mpi_gpucomp.monitor.page import page
 from mpi_gpucomp.monitor.reader import newest
 
-EARLY = "<script>var errors = []; window.onerror = function (said) { errors.push(said); };</script>"
 PROBE = """
-<script>
-var said = [];
-var say = function (name, value) { said.push(name + '=' + value); };
 var shown = function () { return document.getElementById('shown').textContent; };
 var canvas = document.getElementById('timeline'), box = canvas.getBoundingClientRect();
 var point = function (kind, x, y) {
@@ -38,29 +32,14 @@ for (var at = 0; at < drawn.length; at += 4) { colours[drawn.slice(at, at + 3).j
 say('colours', Object.keys(colours).length >= 6);
 say('wide', document.documentElement.scrollWidth <= window.innerWidth);
 say('errors', errors.join());
-document.body.appendChild(document.createElement('pre')).textContent = said.join('\\n');
-</script>
 """
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@needs_browser
 @pytest.mark.parametrize("width", [500, 1280])
 def test_it_works_in_a_browser(tmp_path: Path, width: int) -> None:
     chain(tmp_path)
-    text = page(newest(tmp_path)).replace("<head>", f"<head>{EARLY}").replace("</body>", f"{PROBE}</body>")
-    path = tmp_path / "page.html"
-    path.write_text(text, encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"--window-size={width},900"]
-    shown = subprocess.run(
-        ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    probed = re.search(r"<pre>(.*)</pre>", shown, re.DOTALL)
-    assert probed is not None
-    assert dict(line.split("=", 1) for line in probed[1].splitlines()) == {
+    assert probe(page(newest(tmp_path)), PROBE, tmp_path, width) == {
         "all": "true",
         "closer": "true",
         "back": "true",

@@ -14,7 +14,7 @@ import pytest
 from mpi_gpucomp.errors import DeviceError
 from osu_bench.launcher import MPICH, Launcher, find
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def _launcher() -> Launcher | None:
