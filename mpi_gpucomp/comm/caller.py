@@ -87,15 +87,15 @@ class Caller:
 
     # Calls
 
-    def block(self, method: str, args: tuple[Any, ...], options: Options) -> bool:
-        """Carry out a call; say whether the next one like it may go straight to MPI without asking here."""
+    def block(self, method: str, args: tuple[Any, ...], options: Options) -> MPI.Intracomm | None:
+        """Carry out a call; return where MPI may be called for the next one like it, if nobody has to be asked then."""
         try:
             return self._block(method, args, options)
         except MPI.Exception as error:
             self.straight.check_dead(error)
             raise
 
-    def _block(self, method: str, args: tuple[Any, ...], options: Options) -> bool:
+    def _block(self, method: str, args: tuple[Any, ...], options: Options) -> MPI.Intracomm | None:
         form, choice = self._understood(method, args, options, blocking=True)
         start = perf_counter()
         try:
@@ -108,15 +108,15 @@ class Caller:
 
     def _carry_out(
         self, method: str, form: Form | None, args: tuple[Any, ...], options: Options, choice: Choice
-    ) -> bool:
+    ) -> MPI.Intracomm | None:
         if form is None or choice.algorithm is None:
-            self.straight.block(method, form, args, choice)
+            on = self.straight.block(method, form, args, choice)
             if (told := self.straight.told(method, options)) is not None:
                 told()
-            quick = form is not None and self._chooser.is_small(form, choice.codec) and passes(form, args)
-            return quick and self.crank.background
+            lasting = form is not None and (choice.lasting or self._chooser.is_small(form, choice.codec))
+            return on if form is not None and lasting and passes(form, args) and self.crank.background else None
         Request(self._submit(form, choice, options, background=False), self.crank, form).Wait()
-        return False
+        return None
 
     def begin(self, method: str, args: tuple[Any, ...], options: Options) -> Request:
         """Start a call."""

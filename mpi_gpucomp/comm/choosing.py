@@ -64,7 +64,8 @@ class Chooser:
                 best = decision.chunk if codec.name == "none" else _usual_chunk(form, codec)
                 chunk = options.get("chunk") or self._settings.chunk or best
                 if wanted is None:
-                    return Choice(self._tuner.codec, None, on=decision.on, trial=decision.trial)
+                    on, trial, lasting = decision.on, decision.trial, decision.lasting
+                    return Choice(self._tuner.codec, None, on=on, trial=trial, lasting=lasting)
                 trial = decision.trial
         piece = max(1, chunk // form.some.buffer.dtype.itemsize)
         return Choice(codec, self._algorithm(form, wanted), piece, trial=trial)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.comm.caller import Caller
     from mpi_gpucomp.comm.options import Options
     from mpi_gpucomp.comm.p2p import PointToPoint
+    from mpi_gpucomp.comm.straight import Quick
     from mpi_gpucomp.engine.watch import Watch
 
 __all__ = ["Methods"]
@@ -40,10 +41,11 @@ class Methods:
     """Collectives, blocking, persistent and started, and messages between two ranks."""
 
     _plain: MPI.Intracomm
+    """Ours alone, for MPI's own calls."""
     _caller: Caller
     _p2p: PointToPoint
     _watch: Watch
-    _quick: set[tuple[int, str, int] | None]
+    _quick: Quick
     _deltas: Iterator[int]
 
     # Collectives
@@ -52,16 +54,16 @@ class Methods:
         """Send the root's buffer to all."""
         if type(buf) is not _Array or not buf.flags.carray or options:
             self._caller.block("Bcast", (buf, root), options)
-        elif (kind := (buf.nbytes, buf.dtype.char, root)) not in self._quick:
-            if self._caller.block("Bcast", (buf, root), options):
-                self._quick.add(kind)
+        elif (on := self._quick.get(kind := (buf.nbytes, buf.dtype.char, root))) is None:
+            if (on := self._caller.block("Bcast", (buf, root), options)) is not None:
+                self._quick[kind] = on
         else:  # Watch.note and Straight.call written out: of three microseconds every call takes its share
             watch = self._watch
             watch.trace = (watch.trace * 31 + kind[0] + root) & LOW_BITS
             watch.steps += 1
             watch.outside = "Bcast"
             try:
-                self._plain.Bcast(buf, root)
+                on.Bcast(buf, root)
             except MPI.Exception as error:
                 self._caller.straight.check_dead(error)
                 raise
@@ -78,16 +80,16 @@ class Methods:
         """Reduce all buffers into everybody's."""
         if type(recvbuf) is not _Array or not recvbuf.flags.carray or not _is_plain(sendbuf) or options:
             self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)
-        elif (kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle)) not in self._quick:
-            if self._caller.block("Allreduce", (sendbuf, recvbuf, op), options):
-                self._quick.add(kind)
+        elif (on := self._quick.get(kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle))) is None:
+            if (on := self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)) is not None:
+                self._quick[kind] = on
         else:
             watch = self._watch
             watch.trace = (watch.trace * 31 + kind[0]) & LOW_BITS
             watch.steps += 1
             watch.outside = "Allreduce"
             try:
-                self._plain.Allreduce(sendbuf, recvbuf, op)
+                on.Allreduce(sendbuf, recvbuf, op)
             except MPI.Exception as error:
                 self._caller.straight.check_dead(error)
                 raise

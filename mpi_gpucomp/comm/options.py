@@ -51,6 +51,8 @@ class Choice(NamedTuple):
     """Where MPI's own is called, if not where it usually is."""
     trial: Trial[Any] | None = None
     """What wants to know how long the call has taken."""
+    lasting: bool = False
+    """Whether such calls go this way from now on, whatever is in them."""
 
 
 class Settings(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from mpi_gpucomp.engine.engine import Engine
     from mpi_gpucomp.engine.progress import Crank
 
-__all__ = ["Straight"]
+__all__ = ["Quick", "Straight"]
+
+Quick: TypeAlias = "dict[tuple[int, str, int], MPI.Intracomm]"
 
 REVOKED_SECONDS = 1.0
 """How long a call of MPI's own may take to come back once it was revoked; an MPI with no ULFM does not even say so."""
@@ -46,8 +48,8 @@ class Straight:
         self._agreed: set[object] = set()
         """Kinds of calls that all ranks were found to make alike."""
         self._better: dict[str, list[Better]] = {}
-        self.quick: set[tuple[int, str, int] | None] = set()
-        """Those on numpy's arrays that can be told by length, type and root or operation, to lose no time on them."""
+        self.quick: Quick = {}
+        """Where to call those on numpy's arrays that are told by length, type, root or operation, to lose no time."""
 
     def improve(self, method: str, better: Better) -> None:
         """Use another communicator for messages of some lengths from now on; all ranks are told the same."""
@@ -55,24 +57,25 @@ class Straight:
         self._kin.append(better.comm)
         self.quick.clear()
 
-    def block(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> None:
-        """Make a call of MPI's own; the first of its kind only when all ranks have said that they do."""
+    def block(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> MPI.Intracomm:
+        """Make a call of MPI's own, the first of its kind only when all ranks have said that they do; return where."""
         meeting = self._meeting(method, form, choice)
         if meeting is not None:
             self._hold(meeting)
         self._watch.note(sum(_extent(form)))
-        self._plainly(method, form, args, choice.on)
+        suited = (better.comm for better in self._better.get(method, ()) if better.suits(_extent(form)[0]))
+        on = choice.on or next(suited, self._plain)
+        self._plainly(method, form, args, on)
+        return on
 
-    def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...], wanted: MPI.Intracomm | None) -> Any:
+    def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...], on: MPI.Intracomm) -> None:
         """Call MPI, by way of the host where it cannot reach the elements."""
-        nbytes = _extent(form)[0]
-        suited = (better.comm for better in self._better.get(method, ()) if better.suits(nbytes))
-        on = wanted or next(suited, self._plain)
         if form is None or passes(form, args):
-            return self.call(method, args, on)
+            self.call(method, args, on)
+            return
         detour = Detour(method, form, args)
         try:
-            return self.call(method, detour.args, on)
+            self.call(method, detour.args, on)
         finally:
             detour.finish()
 

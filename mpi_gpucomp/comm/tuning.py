@@ -59,6 +59,8 @@ class Decision(NamedTuple):
     """Where MPI's own is called, if not where its length suggests."""
     trial: Trial[Any] | None = None
     """What wants to know how long it has taken."""
+    lasting: bool = False
+    """Whether all that follow are decided alike, whatever is in them."""
 
 
 OWN = Decision(None)
@@ -134,7 +136,9 @@ class Tuner:
         may_pay = any(known.choose(nbytes, dtype, name, OPTIMISTIC).encoded for name in _candidates(form))
         sample = self._recent(form, nbytes) if may_pay else UNSEEN
         expected = _decision(known.choose(nbytes, dtype, *sample), sample)
-        return expected if COLLECTIVES[form.collective].reduces else self._tried(form, nbytes, expected, sample)
+        reduces = COLLECTIVES[form.collective].reduces
+        decision = expected if reduces else self._tried(form, nbytes, expected, sample)
+        return decision._replace(lasting=not may_pay and decision.trial is None)
 
     def _by_habit(self, form: Form, nbytes: int) -> Decision:
         """Decide by what such data usually are."""

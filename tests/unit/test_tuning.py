@@ -90,3 +90,16 @@ def test_ways_that_may_be_the_fastest_take_turns():
     assert (last.algorithm, last.trial) == (None, None), "and what was the fastest stays"
     assert near.decide(form(WEIGHTS), WEIGHTS.nbytes + 4, blocking=True).algorithm is None, "for such lengths"
     assert near.decide(form(WEIGHTS[: 1 << 20]), 4 << 20, blocking=True).trial is not None, "but not for others"
+
+
+@pytest.mark.parametrize(("wire", "lasting"), [(0.2e-9, True), (GIGABIT, False)], ids=["memory", "gigabit"])
+def test_what_was_the_fastest_lasts_where_no_data_could_change_it(wire, lasting):
+    """Calls that need not be asked about any more cost microseconds less."""
+    known = tuner(wire, own=wire)
+    for _ in range(30):
+        decision = known.decide(form(WEIGHTS), WEIGHTS.nbytes, blocking=True)
+        if decision.trial is None:
+            break
+        assert not decision.lasting
+        decision.trial.note(1.0 if decision.algorithm is None else 2.0)
+    assert (decision.algorithm, decision.lasting) == (None, lasting)
