@@ -136,9 +136,14 @@ class Caller:
 
     def settle(self, method: str, args: tuple[Any, ...], options: Options) -> None:
         """Make a call until `auto` knows the best way for it."""
-        self.block(method, args, options)
-        while self.trial is not None:
+        self.straight.quick.clear()  # what goes straight to MPI now may find a better way
+        self._tuner.settling = True
+        try:
             self.block(method, args, options)
+            while self.trial is not None:
+                self.block(method, args, options)
+        finally:
+            self._tuner.settling = False
 
     def tune(self, methods: tuple[str, ...]) -> None:
         """Measure for `auto` now."""

@@ -6,7 +6,8 @@ agree on the worst. Measuring takes all ranks, so it is done by the first blocki
 `Communicator.tune`; until then a call that is only started is MPI's own.
 
 No model is as good as the thing itself: the first blocking calls of a kind take the ways that may be the fastest in
-turns, and later ones the one that was. Not those that add up: what a sum is should not depend on which call made it.
+turns, and later ones the one that was. Those that add up do so only when asked to settle: what a sum is should not
+depend on which call made it.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Tuner:
         self._samples: dict[tuple[str, int, str], tuple[int, Sample]] = {}
         self._trials: dict[tuple[str, int, str, str], Trial[Decision]] = {}
         self.codec = Auto()
+        self.settling = False
+        """Whether calls are made to find the fastest way, and nobody needs their results."""
 
     def knows(self, collective: str) -> bool:
         """Say whether a collective was measured."""
@@ -136,8 +139,7 @@ class Tuner:
         may_pay = any(known.choose(nbytes, dtype, name, OPTIMISTIC).encoded for name in _candidates(form))
         sample = self._recent(form, nbytes) if may_pay else UNSEEN
         expected = _decision(known.choose(nbytes, dtype, *sample), sample)
-        reduces = COLLECTIVES[form.collective].reduces
-        decision = expected if reduces else self._tried(form, nbytes, expected, sample)
+        decision = self._tried(form, nbytes, expected, sample)
         return decision._replace(lasting=not may_pay and decision.trial is None)
 
     def _by_habit(self, form: Form, nbytes: int) -> Decision:
@@ -159,7 +161,8 @@ class Tuner:
         trial = self._trials.get(kind)
         if trial is not None and trial.settled:
             return trial.way
-        if trial is None and len(self._trials) == MOST_TRIALS:
+        by_model = COLLECTIVES[form.collective].reduces and not self.settling
+        if by_model or (trial is None and len(self._trials) == MOST_TRIALS):
             return expected
         self._gather(form, trial.place if trial else "first try")
         if trial is None:

@@ -29,6 +29,19 @@ def heard(comm: Communicator) -> str:
     return "no error"
 
 
+def sums(comm: Communicator) -> bool:
+    """Add up before and after settling, where the way may have changed; say whether it was right each time."""
+    values = np.full(1 << 19, WORLD.rank + 1, np.float32)
+    right = []
+    for settle in (False, True, False):
+        total = np.zeros_like(values)
+        if settle:
+            comm.settle("Allreduce", values, total)
+        comm.Allreduce(values, total)
+        right.append(bool((total == WORLD.size * (WORLD.size + 1) / 2).all()))
+    return all(right)
+
+
 def main() -> None:
     """Print what each rank has seen."""
     with Communicator(WORLD) as comm:
@@ -38,8 +51,10 @@ def main() -> None:
         right += [arrives(comm, root) for root in range(WORLD.size)]
         comm.settle("Bcast", WEIGHTS.copy())
         right += [arrives(comm, root=1)]
-        (trial,) = comm._caller._tuner._trials.values()
-        found = {"error": error, "right": all(right), "settled": trial.settled, "left": trial._left}
+        right += [sums(comm)]
+        trials = comm._caller._tuner._trials.values()
+        settled = [trial.settled for trial in trials]
+        found = {"error": error, "right": all(right), "settled": settled, "left": [trial._left for trial in trials]}
     for rank, line in enumerate(WORLD.gather(json.dumps(found)) or ()):
         print(f"{rank} {line}", flush=True)
 
