@@ -143,7 +143,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that says what is wrong once, not on every rank."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Print usage and error on the first rank alone; launchers end all with the first that fails, so others wait."""
+        """Print usage and error on the first rank alone; launchers end all with the first that fails: others wait."""
         if _launched_rank() == 0:
             super().error(message)
         time.sleep(FIRST_RANK_SPEAKS)
