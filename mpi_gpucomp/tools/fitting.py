@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.schedule.cost import Link
-from mpi_gpucomp.schedule.topology import Port, Topology
+from mpi_gpucomp.schedule.topology import WAYS, Port, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Fit", "fitted", "grouped", "topology_of"]
+__all__ = ["Fit", "fitted", "grouped", "node_ports", "topology_of"]
 
 ALIKE, ALIKE_WITHIN = 1.25, 2.0
 """How many times slower a link may be than the quickest of its class; memory's times are noisier than a wire's."""
@@ -68,12 +68,16 @@ def _mean(fits: Sequence[Fit]) -> Link:
 
 
 def topology_of(
-    name: str, nodes: tuple[tuple[int, ...], ...], fits: Mapping[tuple[int, int], Fit], source: str
+    name: str,
+    nodes: tuple[tuple[int, ...], ...],
+    fits: Mapping[tuple[int, int], Fit],
+    source: str,
+    shared: Iterable[Port] = (),
 ) -> Topology:
     """Make a topology of the links that were measured; others are of the class of most that were.
 
-    Each node has a port out and one in, as quick as its quickest link to another node. A link that is slower than its
-    ports is one of its own class.
+    Each node has a port out and one in, as quick as its quickest link to another node; `shared` are ports of several
+    nodes. A link that is slower than its ports is one of its own class.
     """
     node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
     inside = {pair: fit for pair, fit in fits.items() if node_of[pair[0]] == node_of[pair[1]]}
@@ -81,12 +85,11 @@ def topology_of(
     classes: dict[str, Link] = {}
     pairs: dict[tuple[int, int], str | None] = {}
     within = _classes("within nodes", grouped(inside, ALIKE_WITHIN), classes, pairs)
-    ports = _ports(nodes, node_of, outside)
-    rates = {port.name: port.per_byte for port in ports}
+    ports = _evened([*node_ports(nodes, outside), *shared])
     explained: dict[tuple[int, int], Fit] = {}
     unexplained: dict[tuple[int, int], Fit] = {}
     for pair, fit in outside.items():
-        slowest = max(rates[_title(node_of[pair[0]], "out")], rates[_title(node_of[pair[1]], "in")])
+        slowest = max(port.per_byte for port in ports if _passes(port, *pair))
         (explained if fit.per_byte <= ALIKE * slowest else unexplained)[pair] = fit
     between = None
     if explained:
@@ -114,20 +117,21 @@ def _classes(
     return name if found else None
 
 
-def _title(node: int, way: str) -> str:
-    return f"node {node}, {way}"
+def _passes(port: Port, sender: int, receiver: int) -> bool:
+    inner, outer = (sender, receiver) if port.way == "out" else (receiver, sender)
+    return inner in port.ranks and outer not in port.ranks
 
 
-def _ports(
-    nodes: tuple[tuple[int, ...], ...], node_of: Mapping[int, int], outside: Mapping[tuple[int, int], Fit]
-) -> tuple[Port, ...]:
+def node_ports(nodes: Sequence[Sequence[int]], fits: Mapping[tuple[int, int], Fit]) -> list[Port]:
+    """Return the ports of nodes out and in, each as quick as the quickest link to another node."""
     ports = []
     for number, node in enumerate(nodes):
-        for end, way in enumerate(("out", "in")):
-            own = [fit.per_byte for pair, fit in outside.items() if node_of[pair[end]] == number]
+        for way in WAYS:
+            port = Port(f"node {number}, {way}", frozenset(node), way, 0.0, "between")
+            own = [fit.per_byte for pair, fit in fits.items() if _passes(port, *pair)]
             if own:
-                ports.append(Port(_title(number, way), frozenset(node), way, min(own), "between"))
-    return _evened(ports)
+                ports.append(port._replace(per_byte=min(own)))
+    return ports
 
 
 def _evened(ports: list[Port]) -> tuple[Port, ...]:

@@ -15,6 +15,7 @@ from mpi_gpucomp.schedule.cost import Coding
 from mpi_gpucomp.schedule.topology import Processor
 from mpi_gpucomp.schedule.topology_file import write_topology
 from mpi_gpucomp.tools.fitting import Fit, fitted, topology_of
+from mpi_gpucomp.tools.islands import island_port, islands, trials
 from mpi_gpucomp.tools.progress import Progress
 from mpi_gpucomp.tools.table import table
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpi_gpucomp.schedule.topology import Topology
+    from mpi_gpucomp.schedule.topology import Port, Topology
+    from mpi_gpucomp.tools.islands import Trial
 
 __all__ = ["add"]
 
@@ -31,6 +33,8 @@ SIZES = (1, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of the messages: one for the latency, longer ones for the rate."""
 SLOW = 0.15
 """Seconds after which no longer message is tried."""
+TOGETHER = 0.1
+"""Seconds that each of several messages at once should take alone."""
 ROUNDS = 3
 SHORT_ROUNDS = 20
 MOST_MEASURED = 12
@@ -63,9 +67,10 @@ def _run(args: argparse.Namespace) -> int:
         raise SpecError("profile", expected="two ranks at least", got="one", remedy=remedy)
     nodes = _nodes(comm, MPI.Get_processor_name())
     fits = _links(comm, nodes)
+    shared = _islands(comm, nodes, fits)
     codecs, cores = _codecs(comm, args.codec)
     source = f"measured on {comm.size} ranks, {MPI.Get_library_version().partition(',')[0]}"
-    topology = replace(topology_of(args.name, nodes, fits, source), codecs=codecs)
+    topology = replace(topology_of(args.name, nodes, fits, source, shared), codecs=codecs)
     if cores < comm.size:
         topology = replace(topology, processors=(Processor(frozenset(range(comm.size)), cores),))
     if comm.rank == 0:
@@ -97,6 +102,36 @@ def _links(comm: MPI.Intracomm, nodes: Sequence[Sequence[int]]) -> dict[tuple[in
             _quiet_barrier(comm)
             fits[pair] = fitted(comm.bcast(own, pair[0]))
     return fits
+
+
+def _islands(comm: MPI.Intracomm, nodes: Sequence[Sequence[int]], fits: dict[tuple[int, int], Fit]) -> list[Port]:
+    """Find what islands of nodes share: all ranks measure what was slow alone, several pairs at once."""
+    ports = []
+    for trial in trials(nodes, islands(nodes, fits)):
+        slowest = max(fits[pair].per_byte for pair in trial.pairs)
+        nbytes = int(min(SIZES[-1], max(SIZES[1], TOGETHER / slowest if slowest else SIZES[-1])))
+        ports.append(island_port(trial, fits, nbytes, _together(comm, trial, nbytes)))
+    return [port for port in ports if port is not None]
+
+
+def _together(comm: MPI.Intracomm, trial: Trial, nbytes: int) -> float:
+    """Return the seconds until the last of several messages has come, all sent at once: the median of a few."""
+    data, answer = np.ones(nbytes, np.uint8), np.ones(1, np.uint8)
+    times = []
+    for _ in range(ROUNDS):
+        comm.Barrier()
+        start = perf_counter()
+        for sender, receiver in trial.pairs:
+            if comm.rank == sender:
+                comm.Send(data, receiver)
+                comm.Recv(answer, receiver)
+            elif comm.rank == receiver:
+                comm.Recv(data, sender)
+                comm.Send(answer, sender)
+        own = perf_counter() - start
+        _quiet_barrier(comm)
+        times.append(max(comm.allgather(own)))
+    return sorted(times)[ROUNDS // 2]
 
 
 def _quiet_barrier(comm: MPI.Intracomm) -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from mpi_gpucomp.errors import SpecError
 from osu_bench.cluster import launch, links, network, state, system
 from osu_bench.cluster.errors import ClusterError
 from osu_bench.cluster.plan import DEFAULT_NAME, Plan
@@ -35,17 +36,28 @@ class Cluster:
 
     @classmethod
     def up(
-        cls, hosts: int, rate: Rate = None, rails: int = 1, *, name: str = DEFAULT_NAME, replace: bool = False
+        cls,
+        hosts: int,
+        rate: Rate = None,
+        rails: int = 1,
+        *,
+        racks: int = 1,
+        uplink: Rate = None,
+        name: str = DEFAULT_NAME,
+        replace: bool = False,
     ) -> Cluster:
-        """Make a cluster that is in use as long as this process; what an earlier one has left is removed first."""
-        plan, bits = Plan(name, hosts, rails), parse_rate(rate)
+        """Make a cluster that is in use as long as this process; what an earlier one has left is removed first.
+
+        With several racks all that leaves one goes through its `uplink`, of that rate each way.
+        """
+        plan, bits, uplink_bits = Plan(name, hosts, rails, racks), parse_rate(rate), parse_rate(uplink)
         system.check()
         with terminable(), state.locked():
             _clear(name, replace)
             try:
                 identity = state.remember(plan)
                 launch.write_files(plan)
-                network.build(plan, bits)
+                network.build(plan, bits, uplink_bits)
                 state.hold(name)
             except BaseException:
                 _remove(name)
@@ -142,9 +154,22 @@ class Cluster:
         for one in self._chosen(host, rail):
             links.shape(self.plan, *one, bits)
 
+    def set_uplink(self, rate: Rate) -> None:
+        """Change the rate of the uplinks of all racks."""
+        bits = parse_rate(rate)
+        if self.plan.racks == 1:
+            remedy = "Make one with racks: osu_bench cluster up --racks 2."
+            raise SpecError(f"cluster {self.plan.name}", expected="racks with uplinks", got="one switch", remedy=remedy)
+        for one in self.plan.uplinks():
+            links.shape_uplink(self.plan, *one, bits)
+
     def status(self) -> list[links.Link]:
         """Return all links as they are now."""
         return links.read(self.plan)
+
+    def uplinks(self) -> dict[tuple[int, int], float | None]:
+        """Return the rates of the uplinks as they are now, by rack and rail."""
+        return links.read_uplinks(self.plan)
 
     def _chosen(self, host: int | None, rail: int | None) -> list[tuple[int, int]]:
         self.plan.check_link(host or 0, rail or 0)

@@ -42,11 +42,16 @@ def _add_up(actions: Any) -> None:
     parser.add_argument(
         "--rails", type=int, default=1, metavar="N", help="links of each host (default 1); MPI uses the first"
     )
+    parser.add_argument(
+        "--racks", type=int, default=1, metavar="N", help="racks that hosts are dealt out to in turn (default 1)"
+    )
+    parser.add_argument("--uplink", default="unlimited", help="rate of what leaves a rack, each way: 200mbit")
     parser.add_argument("--replace", action="store_true", help="take down one that is in use")
 
 
 def _up(args: argparse.Namespace) -> int:
-    return _print(Cluster.up(args.hosts, args.rate, args.rails, name=args.name, replace=args.replace))
+    racks = {"racks": args.racks, "uplink": args.uplink}
+    return _print(Cluster.up(args.hosts, args.rate, args.rails, **racks, name=args.name, replace=args.replace))
 
 
 def _add_run(actions: Any) -> None:
@@ -94,7 +99,8 @@ def _heal(args: argparse.Namespace) -> int:
 
 
 def _add_rate(actions: Any) -> None:
-    parser = _action(actions, "rate", _rate, "change the rate: of a link, of a host's links, or of all")
+    parser = _action(actions, "rate", _rate, "change the rate: of a link, of a host's links, of all, or of uplinks")
+    parser.add_argument("--uplink", action="store_true", help="of what leaves racks instead")
     parser.add_argument("rate", metavar="RATE", help="1gbit, 500mbit; 0 or unlimited")
     parser.add_argument("host", type=int, nargs="?", metavar="HOST")
     parser.add_argument("rail", type=int, nargs="?", metavar="RAIL")
@@ -102,7 +108,10 @@ def _add_rate(actions: Any) -> None:
 
 def _rate(args: argparse.Namespace) -> int:
     cluster = Cluster.current(args.name)
-    cluster.set_rate(args.rate, args.host, args.rail)
+    if args.uplink:
+        cluster.set_uplink(args.rate)
+    else:
+        cluster.set_rate(args.rate, args.host, args.rail)
     return _print(cluster)
 
 
@@ -116,6 +125,9 @@ def _print(cluster: Cluster) -> int:
         for link in cluster.status()
     ]
     print(table(HEADER, rows))
+    for (rack, rail), rate in cluster.uplinks().items():
+        hosts = [cluster.plan.host_name(host) for host in range(cluster.plan.hosts) if cluster.plan.rack(host) == rack]
+        print(f"rack {rack} ({' '.join(hosts)}), rail {rail}: uplink {in_words(rate)}")
     return 0
 
 

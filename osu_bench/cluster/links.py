@@ -12,7 +12,7 @@ from osu_bench.cluster.plan import Plan
 from osu_bench.cluster.rate import shaping
 from osu_bench.cluster.system import call
 
-__all__ = ["DOWN", "SILENT", "UP", "Link", "cut", "heal", "read", "shape"]
+__all__ = ["DOWN", "SILENT", "UP", "Link", "cut", "heal", "read", "read_uplinks", "shape", "shape_uplink"]
 
 UP, DOWN, SILENT = "up", "down", "silent"
 PARTS = 10_000
@@ -35,10 +35,20 @@ class Link:
 def shape(plan: Plan, host: int, rail: int, rate: float | None) -> None:
     """Hold both ends of a link to a rate, or to none."""
     for namespace, interface in _ends(plan, host, rail):
-        if rate is not None:
-            call("tc", "qdisc", "replace", "dev", interface, "root", *shaping(rate), within=namespace)
-        elif _shaped(call("tc", "-j", "qdisc", "show", "dev", interface, within=namespace)):
-            call("tc", "qdisc", "del", "dev", interface, "root", within=namespace)
+        _hold(namespace, interface, rate)
+
+
+def shape_uplink(plan: Plan, rack: int, rail: int, rate: float | None) -> None:
+    """Hold both ends of a rack's uplink to a rate, or to none."""
+    for interface in plan.uplink(rack, rail):
+        _hold(plan.switch, interface, rate)
+
+
+def _hold(namespace: str, interface: str, rate: float | None) -> None:
+    if rate is not None:
+        call("tc", "qdisc", "replace", "dev", interface, "root", *shaping(rate), within=namespace)
+    elif _shaped(call("tc", "-j", "qdisc", "show", "dev", interface, within=namespace)):
+        call("tc", "qdisc", "del", "dev", interface, "root", within=namespace)
 
 
 def _ends(plan: Plan, host: int, rail: int) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -106,6 +116,12 @@ def read(plan: Plan) -> list[Link]:
         return Link(host, rail, plan.address(host, rail), rates.get(port), state)
 
     return [link(host, rail) for host, rail in plan.links()]
+
+
+def read_uplinks(plan: Plan) -> dict[tuple[int, int], float | None]:
+    """Return the rates of all uplinks, by rack and rail, as the kernel has them."""
+    rates = _shaped(call("tc", "-j", "qdisc", "show", within=plan.switch)) if plan.racks > 1 else {}
+    return {one: rates.get(plan.uplink(*one)[0]) for one in plan.uplinks()}
 
 
 def _losses(rules: str) -> dict[str, str]:

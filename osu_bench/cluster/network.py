@@ -6,7 +6,7 @@ interfaces.
 
 from __future__ import annotations
 
-from osu_bench.cluster.links import shape
+from osu_bench.cluster.links import shape, shape_uplink
 from osu_bench.cluster.plan import Plan, namespaces_of
 from osu_bench.cluster.processes import end, within
 from osu_bench.cluster.system import call
@@ -17,12 +17,15 @@ __all__ = ["build", "remove"]
 CONGESTION_CONTROL = "cubic"
 
 
-def build(plan: Plan, rate: float | None) -> None:
-    """Make the switch, the hosts and the links between them."""
+def build(plan: Plan, rate: float | None, uplink: float | None = None) -> None:
+    """Make the switch, or those of all racks, the hosts, and the links between them."""
     for namespace in plan.namespaces:
         call("ip", "netns", "add", namespace)
         call("ip", "-n", namespace, "link", "set", "lo", "up")
     _make_switch(plan)
+    for rack, rail in plan.uplinks():
+        _join_rack(plan, rack, rail)
+        shape_uplink(plan, rack, rail, uplink)
     for host in range(plan.hosts):
         _join_management(plan, host)
     for host, rail in plan.links():
@@ -31,10 +34,19 @@ def build(plan: Plan, rate: float | None) -> None:
 
 
 def _make_switch(plan: Plan) -> None:
-    for bridge in (plan.management, *map(plan.bridge, range(plan.rails))):
+    racks = (plan.bridge(rail, rack) for rail in range(plan.rails) for rack in range(plan.racks))
+    cores = dict.fromkeys(plan.core(rail) for _, rail in plan.uplinks())
+    for bridge in (plan.management, *racks, *cores):
         call("ip", "-n", plan.switch, "link", "add", bridge, "type", "bridge")
         call("ip", "-n", plan.switch, "link", "set", bridge, "up")
     _give_address(plan.switch, plan.management, plan.management_address())
+
+
+def _join_rack(plan: Plan, rack: int, rail: int) -> None:
+    own, other = plan.uplink(rack, rail)
+    call("ip", "-n", plan.switch, "link", "add", own, "type", "veth", "peer", "name", other)
+    for port, bridge in ((own, plan.bridge(rail, rack)), (other, plan.core(rail))):
+        call("ip", "-n", plan.switch, "link", "set", port, "master", bridge, "up")
 
 
 def _join_management(plan: Plan, host: int) -> None:
@@ -45,7 +57,7 @@ def _join_management(plan: Plan, host: int) -> None:
 
 def _join_rail(plan: Plan, host: int, rail: int) -> None:
     namespace, interface, address = plan.namespace(host), plan.interface(rail), plan.address(host, rail)
-    _connect(plan, plan.port(host, rail), plan.bridge(rail), namespace, interface)
+    _connect(plan, plan.port(host, rail), plan.bridge(rail, plan.rack(host)), namespace, interface)
     _give_address(namespace, interface, address)
     way = ["dev", interface, "src", address, "congctl", CONGESTION_CONTROL]
     call("ip", "-n", namespace, "route", "replace", plan.network(rail), *way)

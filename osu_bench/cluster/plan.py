@@ -19,16 +19,21 @@ NAMESPACES = Path("/run/netns")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be built: so many hosts, each with a link on every rail, and one switch for all."""
+    """What is to be built: so many hosts, each with a link on every rail, and one switch for all, or one for each rack.
+
+    Hosts are dealt out to the racks in turn. Each rack's switch has an uplink to a switch that joins them.
+    """
 
     name: str
     hosts: int
     rails: int = 1
+    racks: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what could not be numbered or named."""
         _check_range("hosts", self.hosts, MOST_HOSTS)
         _check_range("rails", self.rails, MOST_RAILS)
+        _check_range("racks", self.racks, self.hosts)
         if not re.fullmatch(r"[a-z][a-z0-9]{0,19}", self.name):
             remedy = "Choose a name such as osub."
             expected = "at most 20 small letters and digits, a letter first"
@@ -71,9 +76,25 @@ class Plan:
         """Return the switch's end of a link."""
         return f"h{host}r{rail}"
 
-    def bridge(self, rail: int) -> str:
-        """Return the bridge that joins the links of a rail."""
-        return f"rail{rail}"
+    def rack(self, host: int) -> int:
+        """Return the number of a host's rack."""
+        return host % self.racks
+
+    def bridge(self, rail: int, rack: int = 0) -> str:
+        """Return the bridge that joins the links of a rail, in one rack if there are several."""
+        return f"rail{rail}" if self.racks == 1 else f"rail{rail}k{rack}"
+
+    def core(self, rail: int) -> str:
+        """Return the bridge that joins the racks."""
+        return f"core{rail}"
+
+    def uplinks(self) -> list[tuple[int, int]]:
+        """Return rack and rail of every uplink; a single rack has none."""
+        return [(rack, rail) for rack in range(self.racks) for rail in range(self.rails)] if self.racks > 1 else []
+
+    def uplink(self, rack: int, rail: int) -> tuple[str, str]:
+        """Return both ends of a rack's uplink, its own first."""
+        return f"k{rack}r{rail}", f"c{rack}r{rail}"
 
     def address(self, host: int, rail: int) -> str:
         """Return the address of a host on a rail."""
