@@ -10,6 +10,8 @@ first loop is through, and a hop is the time of a chunk's slowest stage: latency
 this is (M / C + n - 2) (a + C / B), as it should be. Where chunks are reduced, a rank can send no sum before it has
 decoded what the sum is made of, so the times of the stages are added. Two measured runs of the engine correct this
 model: one of a single short chunk, for what each hop takes besides, and a longer one for all the rest.
+
+Where several ranks lie on each of several nodes the place of the formula is taken by the simulation (`placed`).
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from mpi_gpucomp.collectives.placed import MOST_RANKS, Placed
 from mpi_gpucomp.collectives.table import algorithms, build
-from mpi_gpucomp.schedule.cost import FREE, Coding, Link
+from mpi_gpucomp.schedule.cost import FREE, Coding, Link, usual_chunk
 from mpi_gpucomp.schedule.goal import COLLECTIVES
 from mpi_gpucomp.schedule.order import executable, paired
 from mpi_gpucomp.schedule.traffic import steps_and_bytes
@@ -56,8 +59,6 @@ LEAST_CODED = 1 << 19
 """The shortest chunks that are worth encoding."""
 UNMEASURED = 1.1
 """How many times faster than the first algorithm of the table, which was measured, another one must promise to be."""
-MOST_RANKS = 16
-"""Beyond so many ranks only the first algorithm is looked at: to build and check all of them would take too long."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Figures:
 
     A number below 1 shows what the engine gains elsewhere, which is no reason to believe in faster codecs too.
     """
+    placed: Placed | None = None
+    """How ranks lie on nodes, where that matters."""
 
 
 class Choice(NamedTuple):
@@ -149,7 +152,7 @@ def calibrated(
 
 def quickest(collective: str, nbytes: int, ranks: int, figures: Figures, coding: Coding | None = None) -> Choice:
     """Return the quickest way through the engine, the measured algorithm first where it is nearly as quick."""
-    names = [row.name for row in algorithms(collective) if not row.two_level]
+    names = [row.name for row in algorithms(collective) if figures.placed or not row.two_level]
     codings = {False: figures.plain} | ({True: coding} if coding and coding.ratio > 1 else {})
     # A sum waits for what it is made of, so a pipeline of reductions is never deep: what was measured is all to go by.
     most = DEFAULT_CHUNK if COLLECTIVES[collective].reduces else CHUNKS[-1]
@@ -157,7 +160,7 @@ def quickest(collective: str, nbytes: int, ranks: int, figures: Figures, coding:
         Choice(name, chunk, encoded, _seconds(collective, name, figures, nbytes, ranks, chunk, codings[encoded]))
         for name in (names if ranks <= MOST_RANKS else names[:1])
         for encoded in codings
-        for chunk in CHUNKS
+        for chunk in ([usual_chunk(nbytes, coded=encoded)] if figures.placed else CHUNKS)
         if (LEAST_CODED if encoded else 0) <= chunk <= most
     ]
     return min(choices, key=lambda choice: choice.seconds * (1 if choice.algorithm == names[0] else UNMEASURED))
@@ -167,6 +170,11 @@ def _seconds(
     collective: str, name: str, figures: Figures, nbytes: int, ranks: int, chunk: int, coding: Coding
 ) -> float:
     """Return what the engine takes for a message."""
+    scale = figures.scale if coding == figures.plain else max(1.0, figures.scale)
+    if figures.placed:
+        sent_as = None if coding == figures.plain else coding
+        placed = figures.placed.seconds(collective, name, nbytes, chunk, figures.plain, sent_as, figures.per_hop)
+        return scale * placed
     loop = _loop(collective, name, ranks)
     piece = min(chunk, -(-nbytes // loop.chunks))
     loops = -(-nbytes // (piece * loop.chunks)) if piece else 0
@@ -174,7 +182,6 @@ def _seconds(
     wire = figures.link.latency + piece / coding.ratio * figures.link.per_byte
     coded = max(out * encode + back * decode for out, back in loop.coded) / max(1, loop.busy)
     stage = wire + coded if COLLECTIVES[collective].reduces else max(wire, coded)
-    scale = figures.scale if coding == figures.plain else max(1.0, figures.scale)
     return scale * (loop.hops(loops) * (figures.per_hop + stage) + encode + decode)
 
 

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from mpi_gpucomp.codec import frame
 from mpi_gpucomp.codec.auto import ASSUMED, CODINGS, Auto, Costs
 from mpi_gpucomp.codec.auto import Coding as Speeds
+from mpi_gpucomp.collectives.placed import Placed
 from mpi_gpucomp.collectives.select import Choice, Coding, Figures, Link, calibrated, own_seconds, quickest, select
 from mpi_gpucomp.comm.own import DEFAULT, Better
 from mpi_gpucomp.device import Buffer, dtype_of_name, get_device
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.nodes import Nodes
     from mpi_gpucomp.comm.own import Tuned
     from mpi_gpucomp.device import DType, Memory, Stream
 
@@ -118,13 +120,15 @@ def calibrate(
     device: str = "host",
     known: Calibration | None = None,
     tuned: Callable[[], Tuned] | None = None,
+    nodes: Nodes = (),
 ) -> Calibration:
     """Measure for a collective; all ranks of `comm` call it together, with nothing else under way on it.
 
     `run_engine` runs the collective through the engine, on buffers of which the longest has so many bytes, with the
     first algorithm of the table, codec none and chunks of `DEFAULT_CHUNK`; it returns when the rank has its result.
     `device` is where the elements are. From `known`, which was measured for another collective of the communicator,
-    link and codecs are taken over. `tuned` makes what finds the best of MPI's own algorithms.
+    link and codecs are taken over. `tuned` makes what finds the best of MPI's own algorithms. `nodes` lists the
+    ranks of each.
     """
     if comm.size == 1:
         return Calibration(collective, 1, Figures(Link(0.0, 0.0), ((1, 0.0),)), known.costs if known else ASSUMED)
@@ -132,7 +136,7 @@ def calibrate(
     costs = known.costs if known else _costs(comm, link, device)
     plain = Coding(*costs.coding["none", "uint8"])
     own, better = _own(comm, collective, tuned)
-    figures = Figures(link, own, plain)
+    figures = Figures(link, own, plain, placed=known.figures.placed if known else _placed(comm, nodes))
     runs = [(nbytes, _seconds(comm, partial(run_engine, nbytes))) for nbytes in (ENGINE_SHORT, ENGINE_LONG)]
     return Calibration(collective, comm.size, calibrated(collective, comm.size, figures, *runs), costs, better)
 
@@ -211,9 +215,20 @@ def _swept(
         return best if pays and best is not comm else None, tuned.times[winner]
 
 
-def _link(comm: MPI.Intracomm) -> Link:
-    """Time messages around a ring: every rank sends to the next one while it receives from the one before."""
-    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+def _placed(comm: MPI.Intracomm, nodes: Nodes) -> Placed | None:
+    """Measure links inside and between nodes, where it matters how ranks lie on them."""
+    if not Placed(nodes).matters:
+        return None
+    own = next(node for node in nodes if comm.rank in node)
+    within = _link(comm, own)
+    return Placed(nodes, within, _link(comm, [node[0] for node in nodes]))
+
+
+def _link(comm: MPI.Intracomm, ring: Sequence[int] | None = None) -> Link:
+    """Time messages around a ring: every rank of it sends to the next one while it receives from the one before."""
+    ring = range(comm.size) if ring is None else ring
+    at = ring.index(comm.rank) if comm.rank in ring and len(ring) > 1 else None
+    before, after = (ring[at - 1], ring[(at + 1) % len(ring)]) if at is not None else (MPI.PROC_NULL, MPI.PROC_NULL)
     sent, received = np.ones(LINK_BYTES[-1], np.uint8), np.ones(LINK_BYTES[-1], np.uint8)
 
     def pass_on(nbytes: int, times: int = 1) -> None:

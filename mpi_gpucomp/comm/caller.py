@@ -17,6 +17,7 @@ from mpi_gpucomp.comm.forms import FORMS, Form, Place
 from mpi_gpucomp.comm.leaving import OPEN
 from mpi_gpucomp.comm.monitoring import join_monitor
 from mpi_gpucomp.comm.names import Names
+from mpi_gpucomp.comm.nodes import nodes_of
 from mpi_gpucomp.comm.packing import Packing, device_of
 from mpi_gpucomp.comm.plain import passes
 from mpi_gpucomp.comm.planned import Planned
@@ -64,11 +65,12 @@ class Caller:
         self.names = Names(plain.rank)
         self.trial: Trial[Any] | None = None
         """What the last call was a part of."""
-        self._planned = Planned(plain, settings)
+        nodes = nodes_of(plain)
+        self._planned = Planned(plain.size, nodes, settings)
         self._tuner = Tuner(
-            plain, self._run_plainly, self.straight.improve, self.straight.meet, self.transport.kin.extend
+            plain, nodes, self._run_plainly, self.straight.improve, self.straight.meet, self.transport.kin.extend
         )
-        self._chooser = Chooser(plain.rank, plain.size, settings, self._tuner, self.straight.meet)
+        self._chooser = Chooser(plain.rank, nodes, settings, self._tuner, self.straight.meet)
         weakref.finalize(self, self.crank.close).atexit = False
         OPEN.add(self)
 

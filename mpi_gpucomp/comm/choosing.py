@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from mpi_gpucomp.codec import find
 from mpi_gpucomp.codec.auto import Auto
-from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.collectives import build
+from mpi_gpucomp.collectives.placed import suited
 from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
 from mpi_gpucomp.comm.calibrate import METHODS
 from mpi_gpucomp.comm.options import Choice
@@ -17,6 +18,7 @@ from mpi_gpucomp.comm.tuning import OWN
 from mpi_gpucomp.errors import BufferError, ScheduleError, SpecError
 from mpi_gpucomp.schedule import xml
 from mpi_gpucomp.schedule.check import checked
+from mpi_gpucomp.schedule.cost import usual_chunk
 from mpi_gpucomp.schedule.ir import Algorithm
 
 if TYPE_CHECKING:
@@ -24,24 +26,22 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.comm.forms import Form
+    from mpi_gpucomp.comm.nodes import Nodes
     from mpi_gpucomp.comm.options import Options, Settings
     from mpi_gpucomp.comm.tuning import Decision, Tuner
 
 __all__ = ["Chooser"]
-
-PLAIN_CHUNKS = 32, 1 << 18, 1 << 20
-CODED_CHUNKS = 16, 1 << 19, 1 << 21
-"""How many chunks a message is cut into, as long as they are neither too short nor too long: bytes."""
 
 
 class Chooser:
     """The choices of one communicator; all ranks come to the same, from what all of them know."""
 
     def __init__(
-        self, rank: int, size: int, settings: Settings, tuner: Tuner, meet: Callable[[str, str], None]
+        self, rank: int, nodes: Nodes, settings: Settings, tuner: Tuner, meet: Callable[[str, str], None]
     ) -> None:
-        """Choose for one rank of so many. `meet` lets all ranks compare what they say of a method, or raises."""
-        self._rank, self._size, self._settings, self._tuner, self._meet = rank, size, settings, tuner, meet
+        """Choose for one rank of those on all nodes. `meet` lets all compare what they say of a method, or raises."""
+        self._rank, self._nodes, self._settings, self._tuner, self._meet = rank, nodes, settings, tuner, meet
+        self._size = sum(map(len, nodes))
         self._codecs = {role: find(codec) for role, codec in {**settings.roles, "": settings.codec}.items()}
 
     def choose(self, method: str, form: Form | None, options: Options, *, blocking: bool) -> Choice:
@@ -153,11 +153,12 @@ class Chooser:
 
     def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
         """Return the schedule for a call: by its name, from a file, or as given."""
-        if isinstance(wanted, str) and not wanted.endswith(".xml"):
-            return build(form.collective, wanted, self._size, form.root, in_place=form.in_place)
         if wanted is None:
-            name = algorithms(form.collective)[0].name
-            return build(form.collective, name, self._size, form.root, in_place=form.in_place)
+            # Where not all ranks know how long the blocks of others are, they could not agree on more.
+            known = form.counts is not None
+            wanted = suited(form.collective, form.nbytes if known else 0, self._nodes)
+        if isinstance(wanted, str) and not wanted.endswith(".xml"):
+            return build(form.collective, wanted, self._size, form.root, self._nodes, form.in_place)
         given = checked(wanted) if isinstance(wanted, Algorithm) else _from_file(wanted)
         self._check_fits(given, form)
         return given
@@ -186,8 +187,7 @@ def _usual_chunk(form: Form, codec: Codec) -> int:
     """
     if form.counts is None:
         return DEFAULT_CHUNK
-    share, least, most = PLAIN_CHUNKS if codec.name == "none" else CODED_CHUNKS
-    return min(most, max(least, form.nbytes // share))
+    return usual_chunk(form.nbytes, coded=codec.name != "none")
 
 
 def _bare(method: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpi4py import MPI
-
 from mpi_gpucomp.schedule.plans import Plans
 
 if TYPE_CHECKING:
     from mpi_gpucomp.comm.forms import Form
+    from mpi_gpucomp.comm.nodes import Nodes
     from mpi_gpucomp.comm.options import Options, Settings
 
 __all__ = ["Planned"]
@@ -21,14 +20,10 @@ COLLECTIVES = ("broadcast", "allreduce", "allgather", "reduce_scatter", "alltoal
 class Planned:
     """The plans of one communicator: all ranks look in the same directory, and find the same."""
 
-    def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
-        """Let all ranks find out how they lie on nodes, if there are plans."""
-        self._small, self._ranks = settings.small, comm.size
-        self._plans: Plans | None = None
-        if settings.plans is not None:
-            names = comm.allgather(MPI.Get_processor_name())
-            nodes = (tuple(rank for rank, name in enumerate(names) if name == one) for one in dict.fromkeys(names))
-            self._plans = Plans(settings.plans, tuple(nodes))
+    def __init__(self, ranks: int, nodes: Nodes, settings: Settings) -> None:
+        """Look for plans of ranks that lie on nodes as these do, if there are any."""
+        self._small, self._ranks = settings.small, ranks
+        self._plans = None if settings.plans is None else Plans(settings.plans, nodes)
 
     def options(self, form: Form | None, options: Options) -> Options:
         """Return the options of a call with the plan that fits; as they are where none does or one was named."""

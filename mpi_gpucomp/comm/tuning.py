@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.collectives.select import Choice
     from mpi_gpucomp.comm.calibrate import Calibration
     from mpi_gpucomp.comm.forms import Form
+    from mpi_gpucomp.comm.nodes import Nodes
     from mpi_gpucomp.comm.own import Better
 
 __all__ = ["OWN", "Decision", "Tuner"]
@@ -83,17 +84,20 @@ class Tuner:
     def __init__(
         self,
         comm: MPI.Intracomm,
+        nodes: Nodes,
         run: Callable[[str, tuple[object, ...], str], object],
         improve: Callable[[str, Better], None],
         meet: Callable[[str, str], None],
         adopt: Callable[[Iterable[MPI.Intracomm]], None],
     ) -> None:
-        """Measure on `comm`; `run` carries out a method on buffers by an algorithm of the engine's, with no codec.
+        """Measure on `comm`, whose ranks lie on `nodes`.
 
-        `improve` hears of a communicator on which one of MPI's own methods is faster. `meet` lets all ranks compare
-        what they say of a method, or raises. `adopt` hears of further communicators on which methods may be called.
+        `run` carries out a method on buffers by an algorithm of the engine's, with no codec. `improve` hears of a
+        communicator on which one of MPI's own methods is faster. `meet` lets all ranks compare what they say of a
+        method, or raises. `adopt` hears of further communicators on which methods may be called.
         """
         self._comm, self._run, self._improve, self._meet, self._adopt = comm, run, improve, meet, adopt
+        self._nodes = nodes
         self._known: dict[str, Calibration] = {}
         self._tuned: list[Tuned] = []
         self._samples: dict[tuple[str, int, str], tuple[int, Sample]] = {}
@@ -110,7 +114,8 @@ class Tuner:
         """Measure a collective: all ranks do, and nothing else meanwhile."""
         before, method = next(iter(self._known.values()), None), METHODS[collective][0]
         tuned = partial(self._tune, method) if keeps_settings() else None
-        found = calibrate(self._comm, collective, lambda nbytes: self._try(collective, nbytes), device, before, tuned)
+        run = partial(self._try, collective)
+        found = calibrate(self._comm, collective, run, device, before, tuned, self._nodes)
         self._known[collective] = found
         if before is None:
             self.codec = Auto(found.costs)

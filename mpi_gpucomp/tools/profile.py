@@ -117,7 +117,7 @@ def _islands(comm: MPI.Intracomm, nodes: Sequence[Sequence[int]], fits: dict[tup
 def _together(comm: MPI.Intracomm, trial: Trial, nbytes: int) -> float:
     """Return the seconds until the last of several messages has come, all sent at once: the median of a few."""
     data, answer = np.ones(nbytes, np.uint8), np.ones(1, np.uint8)
-    times = []
+    times: list[float] = []
     for _ in range(ROUNDS):
         comm.Barrier()
         start = perf_counter()

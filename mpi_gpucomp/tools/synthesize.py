@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.collectives.table import TABLE
+from mpi_gpucomp.collectives.placed import suited
+from mpi_gpucomp.collectives.table import TABLE, build
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.goal import COLLECTIVES
 from mpi_gpucomp.schedule.plans import add_plan
@@ -140,10 +141,19 @@ def _described(
 
 
 def _planned(made: Synthesis, found: Simulation, known: list[tuple[float, str]], args: argparse.Namespace) -> str:
-    """Write a plan, unless a communicator has something as quick already: it does not know how ranks lie on nodes."""
-    rows = TABLE[made.algorithm.collective]
-    for seconds, name in known:
-        if not rows[name].two_level and seconds * WORTH <= found.seconds:
-            return f"no plan is written: {name} of the table is about as quick"
-    path = add_plan(args.plans, made.algorithm, found.topology, args.size // RANGE, args.size * RANGE)
-    return f"written to {path}"
+    """Write a plan, unless what a communicator would take by itself is about as quick.
+
+    It knows the nodes, but not which links are slow: another algorithm of the table may be the best plan.
+    """
+    algorithm, topology = made.algorithm, found.topology
+    usual = suited(algorithm.collective, args.size, topology.nodes)
+    quickest = min([found.seconds, *(seconds for seconds, _ in known)])
+    if any(name == usual and seconds * WORTH <= quickest for seconds, name in known):
+        return f"no plan is written: {usual} of the table, which communicators take, is about as quick"
+    said = "written"
+    if known and known[0][0] * WORTH <= found.seconds:
+        name = known[0][1]
+        algorithm = build(algorithm.collective, name, topology.ranks, args.root, topology.nodes, args.in_place)
+        said = f"{name} of the table is about as quick, and written"
+    path = add_plan(args.plans, algorithm, topology, args.size // RANGE, args.size * RANGE)
+    return f"{said} to {path}"

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from test_topology import two_nodes
 
+from mpi_gpucomp.collectives import build
 from mpi_gpucomp.schedule.check import check
+from mpi_gpucomp.schedule.cost import PER_MB, Link
 from mpi_gpucomp.schedule.plans import Plans
+from mpi_gpucomp.schedule.topology import WAYS, Port, Topology
 from mpi_gpucomp.schedule.topology_file import write_topology
 from mpi_gpucomp.schedule.xml import facts, read
 from mpi_gpucomp.tools.main import main
@@ -28,31 +31,63 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "topo.json")
 
 
-def test_a_file_and_a_directory_of_plans(tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]):
-    output, plans = tmp_path / "made.xml", tmp_path / "plans"
+def racks(folder: Path, hosts: int, racks: int) -> Topology:
+    """Write the topology of hosts that were dealt out to racks, with uplinks as slow as two hosts together."""
+    islands = [frozenset(range(rack, hosts, racks)) for rack in range(racks)]
+    sets = {frozenset({host}): 20000 for host in range(hosts)} | dict.fromkeys(islands, 40000)
+    ports = [Port(f"{sorted(ranks)}, {way}", ranks, way, beta * PER_MB) for ranks, beta in sets.items() for way in WAYS]
+    nodes = tuple((host,) for host in range(hosts))
+    made = Topology(f"{racks} racks", nodes, {"lan": Link(5e-5, 20000 * PER_MB)}, None, "lan", ports=tuple(ports))
+    write_topology(made, folder / "racks.json")
+    return made
+
+
+def test_a_file_and_a_directory_of_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output, plans, topology = tmp_path / "made.xml", tmp_path / "plans", racks(tmp_path, 5, 3)
+    file = str(tmp_path / "racks.json")
     words = ["--topology", file, "-o", str(output), "--plans", str(plans), "--time", "5"]
     assert main(["synthesize", "allgather", *words]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(MADE.rstrip())
-    assert "\nof the table  274.1 ms by two_level\n" in said
+    assert said.startswith(f"topology      3 racks ({topology.hash})\nalgorithm     allgather, 5 ranks")
+    assert said.splitlines()[-1].startswith(f"written to {plans}/allgather-5ranks-{topology.hash}-")
     check(read(output), 1)
-    topology = two_nodes(pairs={})
     assert facts(output).topology == topology.hash
-    found = Plans(plans, topology.nodes).find("allgather", 4, 64 << 20)
+    found = Plans(plans, topology.nodes).find("allgather", 5, 64 << 20)
     assert found is not None
     assert found.programs == read(output).programs
-    assert Plans(plans).find("allgather", 4, 64 << 10) is None
+    assert Plans(plans).find("allgather", 5, 64 << 10) is None
     assert main(["explain", "allgather", "--topology", file, "--plans", str(plans), "--codec", "none"]) == 0
     assert capsys.readouterr().out.splitlines()[3].startswith(f"synth_allgather_{topology.hash}  none")
-    assert Plans(plans, ((0, 2), (1, 3))).find("allgather", 4, 64 << 20) is None
+    assert Plans(plans, ((0, 2), (1, 3), (4,))).find("allgather", 5, 64 << 20) is None
+
+
+def test_no_plan_for_nodes_where_communicators_take_two_levels(
+    tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["synthesize", "allgather", "--topology", file, "--plans", str(tmp_path), "--time", "5"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(MADE.rstrip())
+    assert "\nof the table  274.1 ms by two_level\n" in said
+    last = "no plan is written: two_level of the table, which communicators take, is about as quick"
+    assert said.splitlines()[-1] == last
+
+
+def test_the_plan_may_be_one_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plans, topology = tmp_path / "plans", racks(tmp_path, 4, 2)
+    words = ["--topology", str(tmp_path / "racks.json"), "--plans", str(plans), "--time", "5"]
+    assert main(["synthesize", "bcast", *words]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"tree of the table is about as quick, and written to {plans}/broadcast-4ranks-")
+    found = Plans(plans, topology.nodes).find("broadcast", 4, 64 << 20)
+    assert found is not None
+    assert found.programs == build("broadcast", "tree", 4).programs
 
 
 def test_no_plan_where_the_table_is_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = ["--topology", "gigabit", "--ranks", "4", "--plans", str(tmp_path), "--time", "3"]
     assert main(["synthesize", "allgather", *words]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("no plan is written: ")
-    assert said.endswith(" of the table is about as quick")
+    assert said == "no plan is written: ring of the table, which communicators take, is about as quick"
     assert not list(tmp_path.iterdir())
 
 

@@ -26,7 +26,7 @@ def tuner(wire: float, own: float) -> Tuner:
     coding = {("none", "uint8"): Coding(0.2e-9, 0.2e-9), ("split", "float32"): Coding(0.6e-9, 0.5e-9)}
     costs = Costs(wire, coding, sample=0.0)
     figures = Figures(Link(50e-6, wire), ((MEGABYTE, own * MEGABYTE), (64 * MEGABYTE, own * 64 * MEGABYTE)))
-    made = Tuner(MPI.COMM_SELF, nothing, nothing, nothing, nothing)
+    made = Tuner(MPI.COMM_SELF, ((0,),), nothing, nothing, nothing, nothing)
     made._known = {name: Calibration(name, 4, figures, costs) for name in ("broadcast", "allreduce")}
     made.codec = Auto(costs)
     return made

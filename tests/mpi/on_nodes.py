@@ -1,0 +1,52 @@
+"""Ranks that believe to be on two nodes, dealt out in turn: prints which algorithms are used, and checks results."""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from mpi_gpucomp import Communicator
+from mpi_gpucomp.comm import nodes
+from mpi_gpucomp.comm.caller import Caller
+
+world = MPI.COMM_WORLD
+rank, size, count = world.rank, world.size, 300_000
+nodes.processor = lambda: f"node{rank % 2}"  # type: ignore[assignment]
+used: list[str] = []
+submit = Caller._submit
+
+
+def watched(self, form, choice, options, **more):  # type: ignore[no-untyped-def]
+    used.append(f"{form.collective} {choice.algorithm.name}")
+    return submit(self, form, choice, options, **more)
+
+
+Caller._submit = watched
+
+found = nodes.nodes_of(world)
+assert found == (tuple(range(0, size, 2)), tuple(range(1, size, 2)))
+own = np.random.default_rng(rank).integers(-9, 9, count).astype(np.float32)
+with Communicator(world, "split") as comm:
+    for root in (0, 1):
+        sent, wanted = own.copy(), own.copy()
+        comm.Bcast(sent, root)
+        world.Bcast(wanted, root)
+        assert (sent == wanted).all()
+    total, wanted = np.empty_like(own), np.empty_like(own)
+    comm.Allreduce(own, total)
+    world.Allreduce(own, wanted)
+    assert (total == wanted).all()
+    comm.Allreduce(own, total, algorithm="ring")
+    half = comm.Split(rank % 2)
+    assert half is not None
+    with half:
+        half.Bcast(sent)  # all of them on one node
+with Communicator(world) as comm:  # auto measures both kinds of links first
+    comm.Allreduce(own, total)
+    assert (total == wanted).all()
+    placed = comm._caller._tuner._known["allreduce"].figures.placed
+    assert placed is not None and placed.nodes == found
+    assert len(set(world.allgather((placed.within, placed.between)))) == 1, "all ranks agree"
+
+if rank == 0:
+    print("\n".join(used[:5]))
