@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["FREE", "MB", "PER_MB", "Coding", "Link", "chain_seconds", "usual_chunk"]
+__all__ = ["FREE", "MB", "PER_MB", "UNHANDLED", "Coding", "Handling", "Link", "chain_seconds", "usual_chunk"]
 
 MB = 1_000_000
 """What files and people mean by it; memory sizes such as 512 KiB are written out."""
@@ -35,7 +35,25 @@ class Coding(NamedTuple):
     ratio: float = 1.0
 
 
+class Handling(NamedTuple):
+    """What a message costs a rank that sends or receives it, besides the wire: most of it time of a processor."""
+
+    message: float = 0.0
+    """Seconds of a processor for each, however short."""
+    per_byte: float = 0.0
+    """Seconds of a processor for each byte, such as those of copies and of TCP."""
+    wait: float = 0.0
+    """Seconds until a rank notices that a message has come, in which the processor is free for others."""
+    frame: float = 0.0
+    """Seconds of a processor for each chunk that is encoded or decoded, besides what its bytes take."""
+
+    def seconds(self, nbytes: float) -> float:
+        """Return what a processor spends on a message, at either end."""
+        return self.message + nbytes * self.per_byte
+
+
 FREE = Coding()
+UNHANDLED = Handling()
 
 
 def chain_seconds(nbytes: int, chunk: int, ranks: int, link: Link, coding: Coding = FREE) -> float:

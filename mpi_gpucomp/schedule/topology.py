@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import PER_MB, Coding, Link
+from mpi_gpucomp.schedule.cost import PER_MB, UNHANDLED, Coding, Handling, Link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,10 +37,10 @@ class Port(NamedTuple):
 
 
 class Processor(NamedTuple):
-    """Cores that the codecs of some ranks share."""
+    """Cores that some ranks share, for codecs and messages: not always a whole number, where others use them too."""
 
     ranks: frozenset[int]
-    cores: int
+    cores: float
 
 
 Matrix = tuple[tuple[str | None, ...], ...]
@@ -68,6 +68,8 @@ class Topology:
     """Seconds that a rank's processor spends on every chunk that it receives or sends, however short."""
     source: str = ""
     """Where the figures come from."""
+    handling: Handling = UNHANDLED
+    """What a message costs the ranks at its ends."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
@@ -174,6 +176,13 @@ class Topology:
         }
         found["processors"] = [{"ranks": sorted(one.ranks), "cores": one.cores} for one in self.processors]
         found["per_chunk_us"] = _tidy(self.per_chunk * 1e6)
+        if self.handling != UNHANDLED:
+            found["handling"] = {
+                "message_us": _tidy(self.handling.message * 1e6),
+                "us_per_MB": _tidy(self.handling.per_byte / PER_MB),
+                "wait_us": _tidy(self.handling.wait * 1e6),
+                "frame_us": _tidy(self.handling.frame * 1e6),
+            }
         return found
 
     @cached_property

@@ -7,7 +7,8 @@
      "ports": [{"name": "node 0, out", "ranks": [0, 1], "way": "out", "beta_us_per_MB": 8000, "traffic": "between"}],
      "codecs": {"zfp:rate=8": {"encode_us_per_MB": 700, "decode_us_per_MB": 900, "ratio": 4}},
      "processors": [{"ranks": [0, 1, 2, 3], "cores": 2}],
-     "per_chunk_us": 100}
+     "per_chunk_us": 100,
+     "handling": {"message_us": 60, "us_per_MB": 800, "wait_us": 300, "frame_us": 200}}
 
 `within` may also be a table of classes by position in the node. Everything from `pairs` on may be left out.
 """
@@ -18,7 +19,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.schedule.cost import PER_MB, Coding, Link
+from mpi_gpucomp.schedule.cost import PER_MB, Coding, Handling, Link
 from mpi_gpucomp.schedule.document import Document, load
 from mpi_gpucomp.schedule.topology import TRAFFIC, WAYS, Port, Processor, Topology
 
@@ -27,7 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["from_document", "read_topology", "write_topology"]
 
-FIELDS = ("name", "source", "nodes", "classes", "links", "ports", "codecs", "processors", "per_chunk_us", "fitted")
+FIELDS = (
+    "name",
+    "source",
+    "nodes",
+    "classes",
+    "links",
+    "ports",
+    "codecs",
+    "processors",
+    "per_chunk_us",
+    "handling",
+    "fitted",
+)
 
 
 def read_topology(path: str | Path) -> Topology:
@@ -63,6 +76,7 @@ def from_document(document: Document) -> Topology:
         tuple(_processor(part, ranks) for part in document.get("processors", []).list()),
         document.get("per_chunk_us", 0).number() * 1e-6,
         document.get("source", "").text(),
+        _handling(document.get("handling", {})),
     )
 
 
@@ -117,4 +131,14 @@ def _coding(part: Document) -> Coding:
 
 def _processor(part: Document, ranks: int) -> Processor:
     part.fields(("ranks", "cores"))
-    return Processor(frozenset(part["ranks"].ranks(ranks)), part["cores"].whole(1))
+    cores = part["cores"].number()
+    if not cores:
+        part["cores"].fail("a number above 0")
+    return Processor(frozenset(part["ranks"].ranks(ranks)), cores)
+
+
+def _handling(part: Document) -> Handling:
+    names = ("message_us", "us_per_MB", "wait_us", "frame_us")
+    part.fields(names)
+    message, per_byte, wait, frame = (part.get(name, 0).number() for name in names)
+    return Handling(message * 1e-6, per_byte * PER_MB, wait * 1e-6, frame * 1e-6)

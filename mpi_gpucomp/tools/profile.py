@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import Coding
 from mpi_gpucomp.schedule.topology import Processor
 from mpi_gpucomp.schedule.topology_file import write_topology
+from mpi_gpucomp.tools.coding import LEAST_CORES, codings, quiet_barrier
 from mpi_gpucomp.tools.fitting import Fit, fitted, topology_of
+from mpi_gpucomp.tools.handling import handling
 from mpi_gpucomp.tools.islands import island_port, islands, trials
 from mpi_gpucomp.tools.progress import Progress
 from mpi_gpucomp.tools.table import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpi4py import MPI
 
@@ -39,10 +40,7 @@ ROUNDS = 3
 SHORT_ROUNDS = 20
 MOST_MEASURED = 12
 """With more ranks only the first two of every node are measured."""
-CODEC_BYTES = 1 << 20
 CODECS = ("none", "split", "zfp:rate=8", "bound:rel=1e-3")
-SHARED = 0.7
-"""If all ranks code together no faster than this share of what they would alone, they share cores."""
 
 
 def add(commands: Any) -> None:
@@ -68,11 +66,13 @@ def _run(args: argparse.Namespace) -> int:
     nodes = _nodes(comm, MPI.Get_processor_name())
     fits = _links(comm, nodes)
     shared = _islands(comm, nodes, fits)
-    codecs, cores = _codecs(comm, args.codec)
+    codecs, cores = codings(comm, args.codec)
     source = f"measured on {comm.size} ranks, {MPI.Get_library_version().partition(',')[0]}"
-    topology = replace(topology_of(args.name, nodes, fits, source, shared), codecs=codecs)
+    found, looking = handling(comm, min(fit.latency for fit in fits.values()), cores)
+    topology = replace(topology_of(args.name, nodes, fits, source, shared), codecs=codecs, handling=found)
     if cores < comm.size:
-        topology = replace(topology, processors=(Processor(frozenset(range(comm.size)), cores),))
+        left = round(max(LEAST_CORES, cores - looking), 2)
+        topology = replace(topology, processors=(Processor(frozenset(range(comm.size)), left),))
     if comm.rank == 0:
         _write(topology, fits, args.output)
     comm.Free()
@@ -99,7 +99,7 @@ def _links(comm: MPI.Intracomm, nodes: Sequence[Sequence[int]]) -> dict[tuple[in
                 progress.start(f"rank {pair[0]} to rank {pair[1]}")
             own = list(_times(comm, *pair)) if comm.rank in pair else []
             # Those who wait must not take the core of those who measure.
-            _quiet_barrier(comm)
+            quiet_barrier(comm)
             fits[pair] = fitted(comm.bcast(own, pair[0]))
     return fits
 
@@ -129,15 +129,9 @@ def _together(comm: MPI.Intracomm, trial: Trial, nbytes: int) -> float:
                 comm.Recv(data, sender)
                 comm.Send(answer, sender)
         own = perf_counter() - start
-        _quiet_barrier(comm)
+        quiet_barrier(comm)
         times.append(max(comm.allgather(own)))
     return sorted(times)[ROUNDS // 2]
-
-
-def _quiet_barrier(comm: MPI.Intracomm) -> None:
-    arrived = comm.Ibarrier()
-    while not arrived.Test():
-        sleep(1e-3)
 
 
 def _times(comm: MPI.Intracomm, sender: int, receiver: int) -> Iterator[tuple[int, float]]:
@@ -172,47 +166,6 @@ def _agreed(comm: MPI.Intracomm, seconds: float, sender: int, receiver: int) -> 
     return float(comm.recv(source=sender))
 
 
-def _codecs(comm: MPI.Intracomm, specs: Sequence[str]) -> tuple[dict[str, Coding], int]:
-    """Measure the codecs on rank 0 alone, then one on all ranks at once, which shows how many cores they have."""
-    alone = {spec: _coding(spec) for spec in specs} if comm.rank == 0 else {}
-    _quiet_barrier(comm)
-    alone = comm.bcast(alone)
-    slowest = max(alone, key=lambda spec: alone[spec].encode)
-    comm.Barrier()
-    together = max(comm.allgather(_coding(slowest).encode))
-    _quiet_barrier(comm)
-    share = alone[slowest].encode / together if together else 1.0
-    cores = comm.size if share > SHARED else max(1, round(comm.size * share))
-    return alone, comm.bcast(cores)
-
-
-def _coding(spec: str) -> Coding:
-    """Measure a codec on values like a network's weights, as it works on chunks: with frames and their checksums."""
-    from mpi_gpucomp.codec import find, frame
-    from mpi_gpucomp.device import as_buffer, get_device
-
-    codec, device = find(spec), get_device("host")
-    values = np.random.default_rng(0).normal(0, 0.02, CODEC_BYTES // 4).astype(np.float32)
-    source, back = as_buffer(values), as_buffer(np.empty_like(values), writable=True)
-    stream = device.stream()
-    with device.alloc(frame.room(codec, source.count, source.dtype)) as room:
-        nbytes = frame.encode(codec, source, room, 0, stream).size() or CODEC_BYTES
-        encode = _least(lambda: frame.encode(codec, source, room, 0, stream).size())
-        header = frame.read_header(room, stream)
-        decode = _least(lambda: frame.decode(codec, header, room, back, stream, op="replace").size())
-    stream.close()
-    return Coding(encode / CODEC_BYTES, decode / CODEC_BYTES, max(1.0, CODEC_BYTES / nbytes))
-
-
-def _least(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(5):
-        start = perf_counter()
-        run()
-        times.append(perf_counter() - start)
-    return min(times)
-
-
 def _write(topology: Topology, fits: dict[tuple[int, int], Fit], path: Path) -> None:
     residual = max(fit.residual for fit in fits.values())
     lines = {
@@ -230,5 +183,11 @@ def _write(topology: Topology, fits: dict[tuple[int, int], Fit], path: Path) -> 
     print(table(("links and ports", *right), rows, right))
     print(
         f"\n{topology.ranks} ranks on {len(topology.nodes)} nodes; no time is further than {residual:.1%} from its line"
+    )
+    message, per_byte, wait, frame = topology.handling
+    cores = topology.processors[0].cores if topology.processors else topology.ranks
+    print(f"a message takes a processor {message * 1e6:.0f} us and {per_byte * 1e12:.0f} us/MB at each end, ", end="")
+    print(
+        f"{frame * 1e6:.0f} us more for a frame, and is noticed after {wait * 1e6:.0f} us; ranks have {cores:.3g} cores"
     )
     print(f"written to {path}")

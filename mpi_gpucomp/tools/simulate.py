@@ -22,7 +22,14 @@ SHOWN = 12
 """Parts of a critical path that are printed; the middle of a longer one is left out."""
 MOST_DRAWN = 64
 """Ranks that a plot can show."""
-COLOURS = {"send": "#3b6ea8", "encode": "#c8553d", "decode": "#e0a458", "reduce": "#6b8f71", "copy": "#999999"}
+COLOURS = {
+    "send": "#3b6ea8",
+    "encode": "#c8553d",
+    "decode": "#e0a458",
+    "reduce": "#6b8f71",
+    "copy": "#999999",
+    "handle": "#7d5ba6",
+}
 
 
 def add(commands: Any) -> None:

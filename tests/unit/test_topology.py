@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import PER_MB, Coding, Link
+from mpi_gpucomp.schedule.cost import PER_MB, Coding, Handling, Link
 from mpi_gpucomp.schedule.presets import PRESETS, preset
 from mpi_gpucomp.schedule.topology import Port, Processor, Topology, even_nodes
 from mpi_gpucomp.schedule.topology_file import read_topology, write_topology
@@ -70,6 +70,14 @@ def test_a_file_there_and_back(tmp_path: Path):
     assert read.hash == topology.hash
 
 
+def test_what_messages_cost_ranks_is_in_the_file(tmp_path: Path):
+    topology = two_nodes(handling=Handling(5e-5, 6e-10, 1e-3, 2e-4), processors=(Processor(frozenset(range(4)), 1.25),))
+    write_topology(topology, tmp_path / "topo.json")
+    read = read_topology(tmp_path / "topo.json")
+    assert read.handling == pytest.approx(topology.handling)
+    assert read.processors == topology.processors
+
+
 def test_the_hash_knows_the_shape_and_not_the_speeds():
     same = two_nodes(classes={"memory": FAST, "network": Link(1e-6, 1e-9)}, codecs={}, name="else")
     assert same.hash == two_nodes().hash
@@ -90,7 +98,13 @@ def test_the_hash_knows_the_shape_and_not_the_speeds():
         (["ports", 0, "way"], "up", 'ports[0]: way: expected one of out, in, got "up". '),
         (["ports", 0, "ranks"], [1, 1], "ports[0]: ranks: expected each rank once, got [1, 1]. "),
         (["codecs", "zfp:rate=8", "ratio"], 0, "codecs: zfp:rate=8: ratio: expected a number above 0, got 0. "),
-        (["processors", 0, "cores"], True, "processors[0]: cores: expected a whole number from 1 on, got true. "),
+        (["processors", 0, "cores"], True, "processors[0]: cores: expected a number from 0 on, got true. "),
+        (["processors", 0, "cores"], 0, "processors[0]: cores: expected a number above 0, got 0. "),
+        (
+            ["handling"],
+            {"message": 1},
+            "handling: expected fields among message_us, us_per_MB, wait_us, frame_us, got ",
+        ),
         (["name"], None, "expected a field 'name', got none. "),
         (["speed"], 1, "expected fields among name, source, nodes, classes, links, ports, codecs, processors, "),
     ],

@@ -160,14 +160,17 @@ class Walk:
     def _encode(self, loop: int) -> Waiting:
         """Wait until a chunk is encoded, or copied to where it can leave from."""
         work = self._queue("encode", loop, self._sent_as.encode)
-        work.wake = self.go_on
-        while not work.done:
+        clock, wait = self._rank.clock, self._rank.wire.handling.wait
+        # A frame that is made is noticed no sooner than a message that has come.
+        work.wake = (lambda: clock.at(clock.now + wait, self.go_on)) if wait else self.go_on
+        while not work.done or clock.now < work.ended + wait:
             yield
         self._cause = work.number
 
     def _queue(self, kind: str, loop: int, per_byte: float) -> Work:
-        nbytes = self._rank.pieces[loop]
-        return self._rank.stream.add(Work(kind, loop, nbytes, nbytes * per_byte, self._cause))
+        rank, nbytes = self._rank, self._rank.pieces[loop]
+        seconds = nbytes * per_byte + (0.0 if rank.plain else rank.wire.handling.frame)
+        return rank.stream.add(Work(kind, loop, nbytes, seconds, self._cause))
 
     def _post(self, loop: int, form: Coding) -> None:
         assert self._out is not None

@@ -16,7 +16,7 @@ __all__ = ["Record", "Segment", "Simulation"]
 
 
 class Record(NamedTuple):
-    """A message (`send`) or work on a rank's stream (`encode`, `decode`, `reduce`, `copy`)."""
+    """A message (`send`), work on a rank's stream (`encode`, `decode`, `reduce`, `copy`) or on messages (`handle`)."""
 
     kind: str
     rank: int

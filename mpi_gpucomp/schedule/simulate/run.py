@@ -38,9 +38,9 @@ def simulate(
         )
     records: list[Record] = []
     clock = Clock()
-    wire = Wire(clock, algorithm, topology, records)
-    walks: list[Walk] = []
     cores = {rank: shared for one in topology.processors for shared in [Cores(one.cores)] for rank in one.ranks}
+    wire = Wire(clock, algorithm, topology, records, cores)
+    walks: list[Walk] = []
     pieces = _pieces(algorithm, nbytes, chunk)
     for number, program in enumerate(algorithm.programs):
         versions = Versions.of(program, algorithm.goal, number)

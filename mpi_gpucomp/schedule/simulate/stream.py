@@ -1,9 +1,10 @@
-"""The stream of a rank, on which its codec works in order, and the cores that several streams may have to share."""
+"""Streams of a rank, on which its codec works in order, and its messages are handled, and the cores that they share."""
 
 from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.schedule.simulate.record import Record
@@ -19,21 +20,22 @@ __all__ = ["Cores", "Stream", "Work"]
 class Work:
     """Something for a stream to do, and who waits for it."""
 
-    __slots__ = ("cause", "done", "kind", "loop", "nbytes", "number", "seconds", "wake")
+    __slots__ = ("cause", "done", "ended", "kind", "loop", "nbytes", "number", "seconds", "wake")
 
     def __init__(self, kind: str, loop: int, nbytes: float, seconds: float, cause: int) -> None:
         """Describe it; `cause` is the record that it follows from."""
         self.kind, self.loop, self.nbytes, self.seconds, self.cause = kind, loop, nbytes, seconds, cause
-        self.done, self.number = False, -1
+        self.done, self.number, self.ended = False, -1, 0.0
         self.wake: Callable[[], None] | None = None
 
 
 class Cores:
     """So many cores, for the streams that ask first."""
 
-    def __init__(self, count: int) -> None:
-        """Begin with all of them free."""
-        self._free = count
+    def __init__(self, count: float) -> None:
+        """Begin with all of them free; a part of one is a whole one that is slower, as all of them are then."""
+        self._free = ceil(count)
+        self.slowness = ceil(count) / count
         self._line: deque[Callable[[], None]] = deque()
 
     def ask(self, begin: Callable[[], None]) -> None:
@@ -62,11 +64,15 @@ class Stream:
         self._last = -1
 
     def add(self, work: Work) -> Work:
+        """Queue some work, and return it."""
+        self.queue(work)
+        return work
+
+    def queue(self, work: Work) -> None:
         """Queue some work."""
         self._line.append(work)
         if len(self._line) == 1:
             self._next()
-        return work
 
     def _next(self) -> None:
         if self._cores is None:
@@ -80,13 +86,13 @@ class Stream:
         waited = self._last >= 0 and self._records[self._last].end >= now
         work.number = len(self._records)
         cause = self._last if waited else work.cause
-        end = now + work.seconds
+        end = now + work.seconds * (self._cores.slowness if self._cores else 1.0)
         self._records.append(Record(work.kind, self._rank, -1, work.loop, work.nbytes, now, end, cause))
         self._clock.at(end, partial(self._end, work))
 
     def _end(self, work: Work) -> None:
         self._line.popleft()
-        self._last, work.done = work.number, True
+        self._last, work.done, work.ended = work.number, True, self._clock.now
         if self._cores is not None:
             self._cores.give_back()
         if self._line:

@@ -8,14 +8,17 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.schedule.cost import UNHANDLED
 from mpi_gpucomp.schedule.simulate.network import Flow, Network
 from mpi_gpucomp.schedule.simulate.record import Record
+from mpi_gpucomp.schedule.simulate.stream import Stream, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.schedule.simulate.clock import Clock
+    from mpi_gpucomp.schedule.simulate.stream import Cores
     from mpi_gpucomp.schedule.topology import Topology
 
 __all__ = ["Connection", "Wire"]
@@ -55,9 +58,19 @@ class Connection:
 class Wire:
     """All connections of an algorithm on a topology."""
 
-    def __init__(self, clock: Clock, algorithm: Algorithm, topology: Topology, records: list[Record]) -> None:
-        """Find out which connections share what."""
-        self._clock, self._records = clock, records
+    def __init__(
+        self,
+        clock: Clock,
+        algorithm: Algorithm,
+        topology: Topology,
+        records: list[Record],
+        cores: Mapping[int, Cores] | None = None,
+    ) -> None:
+        """Find out which connections share what; ranks handle their messages on these cores."""
+        self._clock, self._records, self.handling = clock, records, topology.handling
+        costs = topology.handling != UNHANDLED
+        hands = [Stream(clock, rank, records, (cores or {}).get(rank)) for rank in range(topology.ranks)]
+        self._hands = hands if costs else None
         keys = dict.fromkeys(
             (rank, lane.send, lane.channel)
             for rank, program in enumerate(algorithm.programs)
@@ -86,7 +99,15 @@ class Wire:
         self._network = Network(clock, rates)
 
     def post(self, connection: Connection, nbytes: float, loop: int, cause: int) -> None:
-        """Have a message ready to leave."""
+        """Have a message ready to leave, once the sender has handled it."""
+        if self._hands is None:
+            self._line_up(connection, nbytes, loop, cause)
+            return
+        work = Work("handle", loop, nbytes, self.handling.seconds(nbytes), cause)
+        work.wake = lambda: self._line_up(connection, nbytes, loop, work.number)
+        self._hands[connection.sender].add(work)
+
+    def _line_up(self, connection: Connection, nbytes: float, loop: int, cause: int) -> None:
         connection.posted.append((nbytes, loop, cause))
         if not connection.busy and connection.room:
             self._start(connection, cause)
@@ -119,9 +140,19 @@ class Wire:
         sender, receiver, now = connection.sender, connection.receiver, self._clock.now
         self._records.append(Record("send", sender, receiver, loop, nbytes, start, now, cause))
         connection.busy = False
-        connection.arrived.append(number)
         if connection.posted and connection.room:
             self._start(connection, number)
+        if self._hands is None:
+            self._there(connection, number)
+        else:
+            work = Work("handle", loop, nbytes, self.handling.seconds(nbytes), number)
+            work.wake = lambda: self._there(connection, work.number)
+            hands = self._hands[receiver]
+            self._clock.at(now + self.handling.wait, lambda: hands.queue(work))
+
+    def _there(self, connection: Connection, number: int) -> None:
+        """Let the receiver have a message, which it has handled."""
+        connection.arrived.append(number)
         if connection.wake is not None:
             connection.wake()
 

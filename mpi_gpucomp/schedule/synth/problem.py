@@ -143,7 +143,8 @@ class Problem:
         assert alone is not None
         coding = self.codings[form]
         again = self.piece * (coding.encode + coding.decode) if self.mirrored else 0.0
-        return alone.seconds(self.piece / coding.ratio) + self.topology.per_chunk + again
+        nbytes, handling = self.piece / coding.ratio, self.topology.handling
+        return alone.seconds(nbytes) + self.topology.per_chunk + 2 * handling.seconds(nbytes) + handling.wait + again
 
     def loads(self, a: int, b: int, form: int) -> tuple[tuple[str, float], ...]:
         """Return everything that a message keeps busy, and for how long; encoding of copies is counted elsewhere."""
@@ -163,14 +164,17 @@ class Problem:
         for number in self.topology.ports_of(sender, receiver):
             port = self.topology.ports[number]
             yield port.name, self.piece / coding.ratio * port.per_byte
+        handled = self.topology.handling.seconds(self.piece / coding.ratio)
+        yield from self.coding_loads(sender, handled, "messages of")
+        yield from self.coding_loads(receiver, handled, "messages of")
         yield from self.coding_loads(receiver, self.piece * coding.decode)
         if self.mirrored:
             yield from self.coding_loads(sender, self.piece * coding.encode)
 
-    def coding_loads(self, rank: int, seconds: float) -> Iterator[tuple[str, float]]:
+    def coding_loads(self, rank: int, seconds: float, what: str = "of") -> Iterator[tuple[str, float]]:
         """Yield what a rank's coding keeps busy: its stream, and its part of cores that are shared."""
         if seconds:
-            yield f"stream of {rank}", seconds
+            yield f"stream {what} {rank}", seconds
             for number, processor in enumerate(self.topology.processors):
                 if rank in processor.ranks:
                     yield f"processor {number}", seconds / processor.cores
