@@ -12,7 +12,7 @@ from rail_pipes import Pair
 
 from mpi_gpucomp.errors import BufferError
 from mpi_gpucomp.transport.rails import messages as module
-from mpi_gpucomp.transport.rails.frames import LETTER, Header, Item, broken
+from mpi_gpucomp.transport.rails.frames import DATA, LETTER, Header, Item, broken
 from mpi_gpucomp.transport.rails.health import DEAD, FINE, QUIET, judge
 from mpi_gpucomp.transport.rails.pointers import Have, Key, Receiver, Sender
 
@@ -25,7 +25,8 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EAGER_BYTES", 8)
 
 
-WHAT = ["put"] * 12 + ["get"] * 12 + ["send"] * 3 + ["receive"] * 3 + ["letter", "cut", "break", "connect"]
+WHAT = ["put"] * 8 + ["get"] * 8 + ["run"] * 8 + ["send"] * 3 + ["receive"] * 3
+WHAT += ["letter", "cut", "break", "connect", "calm"]
 STEPS = 400
 
 
@@ -75,12 +76,13 @@ class Traffic:
             assert self.pair.ends[side].link.all_acked and not self.pair.ends[side].link.busy
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("tiers", TIERS)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 32), anew=st.booleans())
-def test_every_byte_arrives_once_whatever_breaks(tiers: list[list[int]], seed: int, anew: bool) -> None:
+def test_every_byte_arrives_once_whatever_breaks(tiers: list[list[int]], slow: bool, seed: int, anew: bool) -> None:
     """Do anything in any order; in the end go on with the paths that are left, if some are, or with new ones."""
-    pair, draw = Pair(tiers), random.Random(seed)
+    pair, draw = Pair(tiers, slow=slow), random.Random(seed)
     traffic = Traffic(pair)
     for _ in range(STEPS):
         what, side, number, size = draw.choice(WHAT), draw.randrange(2), draw.randrange(3), draw.randrange(71)
@@ -94,6 +96,10 @@ def test_every_byte_arrives_once_whatever_breaks(tiers: list[list[int]], seed: i
             traffic.letter(side, size)
         elif what == "connect":
             pair.connect(rail)
+        elif what == "calm" and pair.ends[side].fading:
+            draw.choice(pair.ends[side].fading).calm()
+        elif what == "run":  # so that long messages get somewhere
+            pair.run(rail, size // 8)
         elif path is not None and what == "put":
             path.put()
         elif path is not None and what == "get":
@@ -161,6 +167,51 @@ def test_only_what_was_lost_is_sent_again() -> None:
     assert sender.resume(Have(0, (2,), (3, 0))) == []
     assert [sender.take(other) for _ in range(3)] == [(0, "a"), (3, "d"), None]
     assert sender.ack(4) == ["a", "b", "c", "d"] and sender.all_acked
+
+
+def test_nobody_hears_of_a_path_before_it_is_quiet() -> None:
+    """What arrives late is written to where it was to go: the sender must not have sent it again before."""
+    pair = Pair([[0], [1]], slow=True)
+    memory, data = bytearray(40), bytes(range(40))
+    receiving = pair.ends[1].messages.receive(0, 4, memoryview(memory))
+    pair.ends[0].messages.send(1, 4, memoryview(data))
+    near, far = pair.path(0, 0), pair.path(1, 0)
+    assert near is not None and far is not None
+    while not (near.wire and Header.read(near.wire[0][0]).kind == DATA):
+        _ = far.get(), far.put(), near.get(), near.put()
+    far.get(share=0.5)
+    link = pair.ends[1].link
+    assert link.in_use == [1] and link.dead == (0, 0) and link.given_up == [1, 0]
+    assert link.failovers[0].lost is None
+    pair.connect(0)
+    assert link.dead == (0, 0), "a new path says nothing of the one before"
+    pair.settle(anew=False)
+    assert receiving.done() and memory == data and link.dead == (1, 0)
+    assert all(lost.lost is not None for end in pair.ends for lost in end.link.failovers)
+
+
+def test_later_generations_wait_for_those_before() -> None:
+    pair = Pair([[0], [1]], slow=True)
+    end = pair.ends[0]
+    pair.connect(0)
+    pair.connect(0)
+    first, second = end.fading
+    second.calm()
+    assert end.link.dead == (0, 0)
+    first.calm()
+    assert end.link.dead == (2, 0)
+
+
+def test_what_a_path_may_still_read_is_kept() -> None:
+    sender: Sender[str] = Sender()
+    path, other = Key(0, 1), Key(1, 1)
+    for item in "abc":
+        sender.post(item)
+        sender.take(path)
+    sender.hold(path)
+    assert sender.ack(1) == [] and sender.resume(Have(1, (2,), (1, 0))) == [] and sender.take(other) is None
+    assert sender.release(path) == ["a"]
+    assert [sender.take(other) for _ in range(2)] == [(1, "b"), None] and sender.ack(3) == ["b", "c"]
 
 
 def test_failback_waits_for_the_next_message() -> None:

@@ -196,7 +196,7 @@ class Doors:
         peer = hello.caller if hello.called == self.rank else hello.called
         link, rail = self._links[peer], hello.rail
         current = link.paths.get(rail)
-        if hello.generation <= max(link.dead[rail], current.key.generation if current else 0):
+        if hello.generation <= max(link.given_up[rail], current.key.generation if current else 0):
             meeting.connection.close()  # an old one that comes late
             return
         self._next_try.pop((peer, rail), None)

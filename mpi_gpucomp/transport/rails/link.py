@@ -1,15 +1,16 @@
 """All that goes to one peer and comes from it, on whichever paths there are.
 
 Paths stand in tiers: those of the first tier that has a living one carry what is sent, the others wait. What breaks is
-given up by both ends, who tell each other what they have over a path that is left, or over the next one. A path that is
-better than those in use is taken when the next message begins, so that what is under way stays where it is.
+given up by both ends, who tell each other what they have over a path that is left, or over the next one. A path may
+need a while until it neither writes to the callers' memory nor reads from it; nobody speaks of it as given up before.
+A path that is better than those in use is taken when the next message begins: what is under way stays where it is.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from mpi_gpucomp.transport.rails.frames import (
     ACK,
@@ -24,55 +25,18 @@ from mpi_gpucomp.transport.rails.frames import (
     Item,
 )
 from mpi_gpucomp.transport.rails.health import DEAD, QUIET, judge
+from mpi_gpucomp.transport.rails.losses import Losses
 from mpi_gpucomp.transport.rails.pointers import Have, Receiver, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpi_gpucomp.transport.rails.frames import Payload
+    from mpi_gpucomp.transport.rails.losses import Failover
     from mpi_gpucomp.transport.rails.path import Path
+    from mpi_gpucomp.transport.rails.traffic import Traffic
 
-__all__ = ["Failover", "Link", "Traffic"]
-
-
-class Traffic(Protocol):
-    """What a link carries, as it needs to know it."""
-
-    def draw(self, peer: int) -> Item | None:
-        """Return the next piece of a message that a peer has room for."""
-        ...
-
-    def room(self, peer: int, header: Header) -> memoryview | None:
-        """Return where a piece of a message goes; None for one that nobody has asked for."""
-        ...
-
-    def landed(self, peer: int, header: Header) -> None:
-        """Take notice that a piece is there."""
-        ...
-
-    def heard(self, peer: int, header: Header, payload: Payload) -> None:
-        """Take what has arrived in its turn."""
-        ...
-
-    def arrived(self, item: Item) -> None:
-        """Take notice that the peer has something that was sent."""
-        ...
-
-    def expects(self, peer: int) -> bool:
-        """Say whether pieces of a message are to come from a peer."""
-        ...
-
-
-class Failover(NamedTuple):
-    """A path that was lost, and what that cost."""
-
-    peer: int
-    rail: int
-    reason: str
-    quiet: float
-    """Seconds from the last sign of life to when it was given up."""
-    lost: float | None
-    """Seconds from the last sign of life to when the peers had agreed where to go on; None if they have not yet."""
+__all__ = ["Link"]
 
 
 class Link:
@@ -83,8 +47,10 @@ class Link:
         self.peer, self._tiers, self._traffic, self._timeout = peer, tiers, traffic, timeout
         rails = sum(len(tier) for tier in tiers)
         self.paths: dict[int, Path] = {}
-        self.dead = [0] * rails
+        self.given_up = [0] * rails
         """For each rail, the last generation that was given up."""
+        self.fading: dict[Path, float] = {}
+        """Paths that are given up and not quiet yet, and since when."""
         self._sender: Sender[Item] = Sender()
         self._receiver: Receiver[tuple[Header, Payload]] = Receiver()
         self._line: deque[Item] = deque()
@@ -94,8 +60,7 @@ class Link:
         self.bare_since = time.monotonic()
         """Since when there is no path, if there is none."""
         self.peer_left = False
-        self.failovers: list[Failover] = []
-        self._lost_at: dict[int, float] = {}
+        self._losses = Losses(peer, rails)
         self.when_down: Callable[[Link, int, str], None] = lambda link, rail, why: None
 
     # What is sent
@@ -171,7 +136,7 @@ class Link:
         if header.kind == PING:
             path.urge(ACK)
         elif header.kind == STATE:
-            have = Have.read(payload, len(self.dead))
+            have = Have.read(payload, len(self.given_up))
             if have is not None:
                 self._resume(have)
 
@@ -194,31 +159,49 @@ class Link:
         if rail in self.paths:
             self.down(self.paths[rail], "the peer has made a new one")
         self.paths[rail] = path
-        path.urge(STATE, self._receiver.have(tuple(self.dead)).pack())
+        path.urge(STATE, self._receiver.have(self.dead).pack())
         if not self._in_use:
             self._choose()
         self.wake()
 
     def down(self, path: Path, reason: str) -> None:
-        """Give a path up, and tell the peer on all others what is here."""
+        """Give a path up; the peer hears of it when the path is quiet."""
         rail, now = path.key.rail, time.monotonic()
         if self.paths.get(rail) is not path:
             return
         heard = path.heard(now)
         del self.paths[rail]
-        self.dead[rail] = path.key.generation
-        path.close()
-        self._receiver.lose(lambda key: key.generation <= self.dead[key.rail])
         if not self.paths:
             self.bare_since = now
-        for other in self.paths.values():
-            other.urge(STATE, self._receiver.have(tuple(self.dead)).pack())
         self._choose()
         if not self.peer_left:
-            self._lost_at.setdefault(len(self.failovers), heard)
-            self.failovers.append(Failover(self.peer, rail, reason, now - heard, None))
+            self._losses.add(path.key, reason, heard, now)
             self.when_down(self, rail, reason)
+        self._close(path, now)
         self.wake()
+
+    def _close(self, path: Path, now: float) -> None:
+        self.given_up[path.key.rail] = path.key.generation
+        self.fading[path] = now
+        self._sender.hold(path.key)
+        path.close(lambda: self._quiet(path))
+
+    def _quiet(self, path: Path) -> None:
+        """Tell the peer on all paths what is here, and go on with what the quiet one was given."""
+        del self.fading[path]
+        self._receiver.lose(lambda key: key == path.key)
+        for other in self.paths.values():
+            other.urge(STATE, self._receiver.have(self.dead).pack())
+        for item in self._sender.release(path.key):
+            self._traffic.arrived(item)
+        self._losses.settle(self.dead, time.monotonic())
+        self.wake()
+
+    def close(self) -> None:
+        """Let go of all paths; `fading` are those that are not quiet yet."""
+        paths, self.paths, self._in_use = self.paths, {}, frozenset()
+        for path in paths.values():
+            self._close(path, time.monotonic())
 
     def _resume(self, have: Have) -> None:
         """Go on from where the peer says; give up what it has given up."""
@@ -228,13 +211,22 @@ class Link:
                 self.down(path, "the peer has given it up")
         for item in self._sender.resume(have):
             self._traffic.arrived(item)
-        now = time.monotonic()
-        for number, heard in list(self._lost_at.items()):
-            lost = self.failovers[number]
-            if have.dead[lost.rail] >= self.dead[lost.rail]:
-                self.failovers[number] = lost._replace(lost=now - heard)
-                del self._lost_at[number]
+        self._losses.hear(have.dead)
+        self._losses.settle(self.dead, time.monotonic())
         self.wake()
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """For each rail, return the last generation up to which all paths are given up and quiet."""
+        last = list(self.given_up)
+        for path in self.fading:
+            last[path.key.rail] = min(last[path.key.rail], path.key.generation - 1)
+        return tuple(last)
+
+    @property
+    def failovers(self) -> list[Failover]:
+        """Return the paths that were lost so far."""
+        return self._losses.all
 
     def _choose(self) -> None:
         """Use the best paths that there are, those that have broken before only once they have held for a while."""
@@ -253,7 +245,7 @@ class Link:
     @property
     def missing(self) -> set[int]:
         """Return the rails that there is no path on, and those of the first tier that are not in use."""
-        return (set(range(len(self.dead))) - self.paths.keys()) | (set(self._tiers[0]) - self._in_use)
+        return (set(range(len(self.given_up))) - self.paths.keys()) | (set(self._tiers[0]) - self._in_use)
 
     def _holds(self, path: Path) -> bool:
         return path.key.generation == 1 or time.monotonic() - path.since > self._timeout
@@ -263,6 +255,8 @@ class Link:
         busy = self.busy
         if not busy:
             self._choose()
+        for path in list(self.fading):
+            path.fade()
         for path in list(self.paths.values()):
             fault = path.fault()
             verdict = judge(now, path.heard(now), path.asked, self._timeout, busy=busy)

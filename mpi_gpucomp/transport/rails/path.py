@@ -8,6 +8,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi_gpucomp.transport.rails.frames import Payload
     from mpi_gpucomp.transport.rails.pointers import Key
 
@@ -45,5 +47,11 @@ class Path(ABC):
         """Say why it cannot work, if this end knows: its device has no carrier."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Let go of the connection; nothing of it arrives any more."""
+    def close(self, quiet: Callable[[], None]) -> None:
+        """Let go of the connection, and hand on nothing more.
+
+        Call `quiet` once, now or later: when nothing can be written to the callers' memory any more, nor read from it.
+        """
+
+    def fade(self) -> None:  # noqa: B027
+        """Go on with that, if it is not over yet: called now and then."""

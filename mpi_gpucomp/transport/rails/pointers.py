@@ -3,7 +3,8 @@
 A link has one sequence of frames each way, whatever paths they take. The sender's pointers are posted >= transmitted >=
 acked; it keeps what is not acked. The receiver's are received >= done: what is below `done` was handed on, in turn, and
 is acked. A path that breaks takes with it what was on its way. The sender does not guess what that was: it waits until
-the receiver has given that path up too, and says what it has (`Have`). What it does not have is sent again.
+the receiver has given that path up too, and says what it has (`Have`). What it does not have is sent again, once the
+path itself has let go of the memory that it was sent from.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Sender(Generic[T]):
         self._on: dict[int, Key | None] = {}
         """The path that each was given to; None where it is known to have arrived."""
         self._again: list[int] = []
+        self._done = 0
+        """What the receiver is known to have."""
+        self._held: dict[Key, Have | None] = {}
+        """Paths that may still read what they were given, and the receiver's word on them, if it has come."""
 
     def post(self, item: T) -> int:
         """Add to the end of the sequence."""
@@ -83,9 +88,10 @@ class Sender(Generic[T]):
         return number, self._kept[number]
 
     def ack(self, done: int) -> list[T]:
-        """Let go of what has arrived, and return it."""
+        """Let go of what has arrived, and return it; not beyond what a path may still read."""
         over = []
-        while self.acked < min(done, self.transmitted):
+        self._done = max(self._done, done)
+        while self.acked < min(self._done, self.transmitted) and self._on.get(self.acked) not in self._held:
             over.append(self._kept.pop(self.acked))
             self._on.pop(self.acked, None)
             self.acked += 1
@@ -95,12 +101,22 @@ class Sender(Generic[T]):
         """Send again what was lost with the paths that the receiver has given up; return what has arrived."""
         over = self.ack(have.done)
         arrived = set(have.beyond)
+        self._held.update({path: have for path in self._held if path.generation <= have.dead[path.rail]})
         for number, path in self._on.items():
-            if path is not None and path.generation <= have.dead[path.rail]:
+            if path is not None and path not in self._held and path.generation <= have.dead[path.rail]:
                 self._on[number] = None
                 if number not in arrived:
                     heapq.heappush(self._again, number)
         return over
+
+    def hold(self, path: Key) -> None:
+        """Keep what a path was given, which is given up, until it is released."""
+        self._held[path] = None
+
+    def release(self, path: Key) -> list[T]:
+        """Go on with what a path was given, which reads nothing any more; return what has arrived."""
+        have = self._held.pop(path)
+        return self.ack(self._done) if have is None else self.resume(have)
 
     @property
     def all_acked(self) -> bool:

@@ -15,6 +15,8 @@ from mpi_gpucomp.transport.rails.frames import HEADER_BYTES, Header, broken
 from mpi_gpucomp.transport.rails.path import Path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi_gpucomp.transport.rails.devices import Rail
     from mpi_gpucomp.transport.rails.link import Link
     from mpi_gpucomp.transport.rails.loop import Loop
@@ -181,12 +183,13 @@ class TcpPath(Path):
         """Ask the device for its carrier."""
         return None if self._rail.has_carrier() else f"{self._rail.name} has no carrier"
 
-    def close(self) -> None:
-        """Close the socket, and what the kernel has not sent yet is thrown away."""
+    def close(self, quiet: Callable[[], None]) -> None:
+        """Close the socket: it is quiet at once, and what the kernel has not sent yet is thrown away."""
         if self.open:
             self._loop.forget(self._socket)
             self._socket.close()
         self._leaving, self._left, self._header = [], _NOTHING, None
+        quiet()
 
 
 def _behind(buffers: list[memoryview], count: int) -> list[memoryview]:

@@ -17,13 +17,14 @@ from mpi_gpucomp.transport.rails import loop
 from mpi_gpucomp.transport.rails.doors import Doors
 from mpi_gpucomp.transport.rails.frames import BYE, LETTER, LOST, Item
 from mpi_gpucomp.transport.rails.gathering import check_reached, gather
-from mpi_gpucomp.transport.rails.link import Failover, Link
+from mpi_gpucomp.transport.rails.link import Link
 from mpi_gpucomp.transport.rails.messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.transport.base import Transfer
+    from mpi_gpucomp.transport.rails.losses import Failover
     from mpi_gpucomp.transport.rails.messages import Copies
     from mpi_gpucomp.transport.rails.settings import Rails
 
@@ -220,14 +221,19 @@ class RailsTransport(Transport):
 
     def _tick(self, now: float) -> None:
         """Look after paths and peers."""
-        self._doors.dial(now)
+        if not self._closed:
+            self._doors.dial(now)
         for link in self._links.values():
             link.look(now)
-            if not link.paths and not link.peer_left and self._failure is None:
+            if self._failure is None and not self._closed and not link.peer_left:
                 self._judge(link, now)
 
     def _judge(self, link: Link, now: float) -> None:
         """Give a peer up that has not been reached for too long, or whose process is gone."""
+        if link.fading and now - min(link.fading.values()) > self._settings.limit:
+            self._failure = self._lost(f"a path from rank {self.rank} to rank {link.peer} that does not let go")
+        if link.paths:
+            return
         bare = now - link.bare_since
         gone = self._doors.is_gone(link.peer, now - self._settings.timeout)
         if bare > self._settings.limit or gone:
@@ -242,19 +248,22 @@ class RailsTransport(Transport):
     def _break(self, error: Exception) -> None:
         self._failure = self._failure or self._lost(f"{type(error).__name__}: {error}")
 
+    def _all_quiet(self) -> bool:
+        return not any(link.fading for link in self._links.values())
+
     def _let_go(self) -> None:
         """Close everything here."""
         if self._closed:
             return
         self._closed = True
         with self._loop.held():
-            self._loop.no_more(self._tick)
             self._loop.when_broken.remove(self._break)
             self._doors.close()
             for link in self._links.values():
-                for path in link.paths.values():
-                    path.close()
-                link.paths.clear()
+                link.close()
+        self._wait(self._all_quiet, self._settings.limit)
+        with self._loop.lock:
+            self._loop.no_more(self._tick)
         loop.leave(self._loop)
 
 
