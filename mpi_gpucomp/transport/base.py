@@ -19,7 +19,7 @@ class Transfer(ABC):
     nbytes: int
     """The length of the message; of one that is received, once it is done."""
     rail = 0
-    """Which of several paths it takes."""
+    """Which of several rails it takes, by its place among them; the last one, where it takes several."""
     posted = 0
     """When it was started, and"""
     waited = 0

@@ -20,12 +20,13 @@ __all__ = ["command", "environment", "write_files"]
 
 AGENT, HOSTS = "agent", "hosts"
 
-# Launchers pass options of ssh, a host, and words for a shell, of which the first may set variables.
+# Launchers pass options of ssh, a host, and words for a shell, of which the first may set variables. UCX looks for
+# devices in /sys, which shows those of the namespace in which it was mounted.
 AGENT_TEXT = """\
 #!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
-exec nsenter --net={namespaces}$host unshare --uts bash -c "hostname $host; $*"
+exec nsenter --net={namespaces}$host unshare --uts --mount bash -c "hostname $host; mount -t sysfs sysfs /sys; $*"
 """
 
 START = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.tools.table import table
+from mpi_gpucomp.transport.rails.settings import WIRES
 from osu_bench.failover.cuts import PATIENCE, measure, outcome
 from osu_bench.failover.watching import PLAIN, Watched
 from osu_bench.flags import message_size, names
@@ -32,6 +33,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--hosts", type=int, default=2, help="of the cluster (2)")
     parser.add_argument("--rate", default="1gbit", help="of each link (1gbit)")
     parser.add_argument("--rails", default="eth0,eth1", help="devices (eth0,eth1: the second where the first is dead)")
+    parser.add_argument("--wire", choices=WIRES, default="tcp", help="what rails are made of (tcp)")
     parser.add_argument("--operations", type=names, default=["bcast", "allreduce", "send"], metavar="A,B")
     parser.add_argument(
         "--how", type=names, default=["down", "silent", "1"], metavar="A,B", help="down, silent, percent"
@@ -58,7 +60,10 @@ def _run(args: argparse.Namespace) -> int:
             found, fine = _on_rails(cluster, args, operation, kinds)
             code |= not fine
             rows += [_row(operation, one) for one in found]
-        print(f"\nRails {args.rails}, {args.hosts} hosts, {args.rate}, {args.message_size[1]} bytes, ", end="")
+        print(
+            f"\nRails {args.rails} ({args.wire}), {args.hosts} hosts, {args.rate}, {args.message_size[1]} bytes, ",
+            end="",
+        )
         print(f"timeout {args.timeout:g} s, seed {args.seed}\n\n{table(HEADER, rows)}", flush=True)
         for mpi in ["openmpi", *(["mpich"] if args.mpich else [])] if args.plain else []:
             for operation in args.operations:
@@ -73,7 +78,7 @@ def _on_rails(
     cluster: Cluster, args: argparse.Namespace, operation: str, kinds: list[str | float]
 ) -> tuple[list[Outcome], bool]:
     hosts = [0, 1] if operation == "send" else list(range(args.hosts))
-    with Watched(cluster, operation, args.message_size[1], args.rails, args.timeout) as ranks:
+    with Watched(cluster, operation, args.message_size[1], args.rails, args.timeout, wire=args.wire) as ranks:
         cuts = measure(cluster, ranks, kinds, args.cuts, args.seed, hosts, args.patience)
         code = ranks.finish(args.patience)
     complete = len(cuts) == args.cuts and code == 0 and not any(turn.wrong for turn in ranks.turns)

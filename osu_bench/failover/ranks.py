@@ -1,6 +1,6 @@
 """Run on each host of a cluster: one operation again and again, verified every time, until a file says to stop.
 
-    python -m osu_bench.failover.ranks OPERATION BYTES RAILS TIMEOUT LIMIT STOP
+    python -m osu_bench.failover.ranks OPERATION BYTES RAILS TIMEOUT LIMIT WIRE STOP
 
 OPERATION is bcast, allreduce or send; RAILS are devices, or `plain` for mpi4py's own calls. The first rank prints a
 line of JSON for each operation: when it began and ended by the machine's clock, and whether all ranks have what they
@@ -74,11 +74,11 @@ class _Work:
 
 def main(arguments: list[str]) -> int:
     """Work until it is time to stop, or something breaks that cannot be mended."""
-    operation, nbytes, devices, timeout, limit, stop = arguments
+    operation, nbytes, devices, timeout, limit, wire, stop = arguments
     world = MPI.COMM_WORLD
     railed = devices != "plain"
     try:
-        rails = Rails(devices, float(timeout), float(limit)) if railed else ""
+        rails = Rails(devices, float(timeout), float(limit), wire) if railed else ""
         comm: Any = Communicator(world, codec="none", rails=rails) if railed else world
         turns = _turns(_Work(comm, operation, int(nbytes)), Path(stop))
         if railed:

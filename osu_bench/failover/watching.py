@@ -52,6 +52,7 @@ class Watched:
         timeout: float = 0.5,
         limit: float = 30.0,
         *,
+        wire: str = "tcp",
         mpi: str = "openmpi",
         mpich: str | Path | None = None,
     ) -> None:
@@ -61,7 +62,7 @@ class Watched:
         """What ranks have said besides: errors, and how their paths fared."""
         self._folder = tempfile.TemporaryDirectory()
         self._stop = Path(self._folder.name) / "stop"
-        words = (operation, str(nbytes), devices, str(timeout), str(limit), str(self._stop))
+        words = (operation, str(nbytes), devices, str(timeout), str(limit), wire, str(self._stop))
         program = [sys.executable, "-m", "osu_bench.failover.ranks", *words]
         self.running = cluster.start(program, mpi, capture=True, mpich=mpich)
         self.errors: list[str] = []

@@ -15,16 +15,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
+from mpi_gpucomp.monitor.box import RECV, SEND
+from mpi_gpucomp.monitor.trace import trace
 from mpi_gpucomp.transport.rails import Rails
 from mpi_gpucomp.transport.rails.handshake import Dialling, Hello
 
 WORLD = MPI.COMM_WORLD
+WIRE = os.environ.get("MPI_GPUCOMP_RAIL_WIRE", "tcp")
 RANK, SIZE = WORLD.rank, WORLD.size
 NEXT, BEFORE = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 RAILS = sys.argv[1]
@@ -38,7 +41,7 @@ def case(function: Callable[[], object]) -> Callable[[], object]:
 
 
 def made(limit: float = 30.0, **options: object) -> Communicator:
-    return Communicator(WORLD, rails=Rails(RAILS, 0.3, limit), **options)
+    return Communicator(WORLD, rails=Rails(RAILS, 0.3, limit, WIRE), **options)
 
 
 def heard(work: Callable[[], object]) -> str:
@@ -52,11 +55,17 @@ def heard(work: Callable[[], object]) -> str:
 def cut(comm: Communicator, peer: int, rail: int) -> bool:
     """Break a path from inside, in whatever it is doing: half a frame may be on its way."""
     transport = comm._caller.transport
-    with transport._loop.lock:
+    with transport._loop.held(), suppress(OSError):  # the peer may have cut it at the same time
         path = transport._links[peer].paths.get(rail)
-        if path is not None:
+        if path is None:
+            return False
+        if WIRE == "tcp":
             path._socket.shutdown(socket.SHUT_RDWR)
-    return path is not None
+        elif path.key.generation % 2:
+            path._beside.shutdown(socket.SHUT_RDWR)
+        else:
+            transport._links[peer].down(path, "cut by the test")
+    return True
 
 
 @contextmanager
@@ -197,6 +206,43 @@ def strangers() -> list[str]:
         left = len(doors._meetings)
         said = [rest(connection) for number, connection in enumerate(held) if number % 5 != 1]
         return [f"{left} left", f"{sum(map(bool, said))} heard anything", f"{len(comm.rail_stats().failovers)} cuts"]
+
+
+@case
+def records_name_the_rail() -> list[list[int]]:
+    """Send over the first rail and, once that is cut, over the second: the monitor's records say which it was."""
+    found = []
+    with made(codec="none") as comm:
+        comm.Barrier()
+        box = comm._caller.station.box
+        for _ in range(2):
+            before = len(box.records())
+            room = np.zeros(1_000_000, np.float32)
+            comm.Sendrecv(values(1_000_000, RANK), NEXT, 3, room, BEFORE, 3)
+            assert np.array_equal(room, values(1_000_000, BEFORE))
+            some = box.records()[before:]
+            found.append(
+                sorted({(int(one["kind"] == SEND), int(one["rail"])) for one in some if one["kind"] in (SEND, RECV)})
+            )
+            comm.Barrier()
+            for peer in {NEXT, BEFORE}:
+                cut(comm, peer, 0)
+        assert {one["args"]["rail"] for one in trace([box])["traceEvents"] if "rail" in one.get("args", ())} == {0, 1}
+    return found
+
+
+@case
+def unlike_wires() -> list[str]:
+    """Ask for what other ranks do not ask for, or do not have."""
+    said = [heard(lambda: Communicator(WORLD, rails=Rails("lo", wire="auto" if RANK == 1 else "tcp")))]
+    sys.modules["ucxx"] = None if RANK == 1 else sys.modules.get("ucxx")  # as if it were not installed
+    if sys.modules["ucxx"] is None and RANK != 1:
+        del sys.modules["ucxx"]
+    said.append(heard(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="ucx"))))
+    with Communicator(WORLD, rails=Rails(RAILS, wire="auto")) as comm:
+        wires = comm._caller.transport._doors._wires
+        said.append(type(wires[0]).__name__)
+    return said
 
 
 @case

@@ -289,6 +289,19 @@ def test_long_messages_are_not_copied() -> None:
     assert pair.ends[0].messages.copies == (1, 5)
 
 
+@pytest.mark.parametrize("size", [5, 40])
+def test_messages_know_their_rail(size: int) -> None:
+    pair = Pair([[0], [1]])
+    for rail in (0, 1):
+        receiving = pair.ends[1].messages.receive(0, 2, memoryview(bytearray(size)))
+        sending = pair.ends[0].messages.send(1, 2, memoryview(bytes(size)))
+        pair.settle(anew=False)
+        assert (sending.rail, receiving.rail) == (rail, rail)
+        path = pair.path(0, 0)
+        if path is not None:
+            pair.ends[0].link.down(path, "cut")
+
+
 def test_headers() -> None:
     header = Header(1, 2, 3, 4, 5, 6)
     assert Header.read(header.pack()) == header and not broken(header)

@@ -14,7 +14,7 @@ from mpi_gpucomp.errors import SpecError
 
 __all__ = ["Rail", "find", "listen"]
 
-SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
+SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 IFF_UP, IFF_RUNNING = 0x1, 0x40
 _REQUEST = struct.Struct("16s16x")
 
@@ -36,6 +36,15 @@ def _asked(what: int, device: str) -> bytes | None:
 def _address_of(device: str) -> str | None:
     said = _asked(SIOCGIFADDR, device)
     return None if said is None else socket.inet_ntoa(said[20:24])
+
+
+def _is_near(address: str, device: str) -> bool:
+    """Say whether an address is in a device's network."""
+    own, mask = (_asked(what, device) for what in (SIOCGIFADDR, SIOCGIFNETMASK))
+    if own is None or mask is None:
+        return False
+    network = f"{socket.inet_ntoa(own[20:24])}/{socket.inet_ntoa(mask[20:24])}"
+    return ipaddress.IPv4Address(address) in ipaddress.IPv4Network(network, strict=False)
 
 
 def _addresses() -> dict[str, str]:
@@ -60,6 +69,11 @@ class Rail(NamedTuple):
         said = _asked(SIOCGIFFLAGS, self.device)
         wanted = IFF_UP | IFF_RUNNING
         return said is not None and int.from_bytes(said[16:18], "little") & wanted == wanted
+
+    @property
+    def link(self) -> str | None:
+        """Return the device that the address belongs to, though sockets may not be bound to it."""
+        return self.device or next((name for _, name in socket.if_nameindex() if _is_near(self.address, name)), None)
 
     def socket(self) -> socket.socket:
         """Return a socket whose traffic takes this rail and no other."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mpi_gpucomp.transport.rails.handshake import Answering, Dialling, Hello, Refused
 from mpi_gpucomp.transport.rails.pointers import Key
-from mpi_gpucomp.transport.rails.tcp import TcpPath, prepare
+from mpi_gpucomp.transport.rails.tcp import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.transport.rails.gathering import Gathered
     from mpi_gpucomp.transport.rails.link import Link
     from mpi_gpucomp.transport.rails.loop import Loop
+    from mpi_gpucomp.transport.rails.wires import Talk
 
 __all__ = ["Doors"]
 
@@ -37,11 +38,11 @@ _log = logging.getLogger("mpi_gpucomp")
 class _Meeting:
     """A connection whose ends do not know each other yet."""
 
-    def __init__(self, doors: Doors, connection: socket.socket, talk: Answering | Dialling, rail: int) -> None:
+    def __init__(self, doors: Doors, connection: socket.socket, talk: Talk, rail: int) -> None:
         self._doors, self.connection, self.talk, self.rail = doors, connection, talk, rail
         self.until = time.monotonic() + doors.patience
         self._heard, self._leaving = b"", talk.first
-        self._connected = isinstance(talk, Answering)
+        self._connected = not talk.calls
         doors.loop.watch(connection, self._ready, writing=bool(self._leaving))
 
     def _ready(self, readable: bool, writable: bool) -> None:
@@ -92,7 +93,7 @@ class Doors:
     def __init__(self, rank: int, gathered: Gathered, links: Mapping[int, Link], loop: Loop, patience: float) -> None:
         """Serve the links to all peers; a handshake may take `patience` seconds."""
         self.rank, self._links, self.loop, self.patience = rank, links, loop, patience
-        self.rails, self._listeners = gathered.rails, gathered.listeners
+        self.rails, self._wires, self._listeners = gathered.rails, gathered.wires, gathered.listeners
         self._secret, self._addresses = gathered.secret, gathered.addresses
         self._meetings: dict[socket.socket, _Meeting] = {}
         self._dialling: dict[tuple[int, int], _Meeting] = {}
@@ -118,7 +119,7 @@ class Doors:
                 connection.close()
                 continue
             prepare(connection)
-            talk = Answering(self._secret, self.rank, rail)
+            talk = self._wires[rail].meet(Answering(self._secret, self.rank, rail))
             self._meetings[connection] = _Meeting(self, connection, talk, rail)
 
     def dial(self, now: float) -> None:
@@ -142,7 +143,7 @@ class Doors:
     def _call(self, peer: int, rail: int) -> None:
         generation = self._generations.get((peer, rail), 0) + 1
         self._generations[peer, rail] = generation
-        talk = Dialling(self._secret, Hello(self.rank, peer, rail, generation))
+        talk = self._wires[rail].meet(Dialling(self._secret, Hello(self.rank, peer, rail, generation)))
         connection = self.rails[rail].socket()
         prepare(connection)
         try:
@@ -177,7 +178,7 @@ class Doors:
         self._forget(meeting)
         meeting.connection.close()
         hello = meeting.talk.hello
-        if isinstance(meeting.talk, Dialling) and hello is not None:
+        if meeting.talk.calls and hello is not None:
             self._try_later(hello.called, hello.rail, error)
         else:
             _log.info("rank %d: a connection on %s was refused: %s", self.rank, self.rails[meeting.rail].name, error)
@@ -199,9 +200,15 @@ class Doors:
         if hello.generation <= max(link.given_up[rail], current.key.generation if current else 0):
             meeting.connection.close()  # an old one that comes late
             return
+        try:
+            key = Key(rail, hello.generation)
+            path = self._wires[rail].path(key, meeting.connection, meeting.talk, link, self.loop)
+        except Refused as error:
+            self.part(meeting, error)
+            return
         self._next_try.pop((peer, rail), None)
         self._refused.pop((peer, rail), None)
-        link.up(TcpPath(Key(rail, hello.generation), meeting.connection, self.rails[rail], link, self.loop))
+        link.up(path)
 
     def close(self) -> None:
         """Let nobody in any more."""

@@ -9,7 +9,7 @@ import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.errors import GpucompError, RankFailedError, SpecError
-from mpi_gpucomp.transport.rails import devices
+from mpi_gpucomp.transport.rails import devices, wires
 from mpi_gpucomp.transport.rails.handshake import SECRET_BYTES
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.transport.rails.devices import Rail
     from mpi_gpucomp.transport.rails.settings import Rails
+    from mpi_gpucomp.transport.rails.wires import Offer, Wire
 
 __all__ = ["Gathered", "check_reached", "gather"]
 
@@ -30,6 +31,8 @@ class Gathered(NamedTuple):
     rails: list[Rail]
     tiers: list[list[int]]
     """Numbers of rails that are used at once, those to be used first in front."""
+    wires: list[Wire]
+    """What each rail is made of."""
     listeners: list[socket.socket]
     secret: bytes
     addresses: list[list[tuple[str, int]]]
@@ -41,6 +44,7 @@ class _Side(NamedTuple):
 
     addresses: list[tuple[str, int]]
     tiers: list[list[int]]
+    offer: Offer
     fault: str | None
 
 
@@ -56,16 +60,19 @@ def gather(comm: MPI.Intracomm, settings: Rails) -> Gathered:
         fault = str(error)
     numbers = iter(range(sum(map(len, names))))
     tiers = [[next(numbers) for _ in tier] for tier in names]
-    sides: list[_Side] = comm.allgather(_Side([one.getsockname()[:2] for one in listeners], tiers, fault))
+    offer, addresses = wires.offer(settings.wire, rails), [one.getsockname()[:2] for one in listeners]
+    sides: list[_Side] = comm.allgather(_Side(addresses, tiers, offer, fault))
     try:
         _check(sides, comm.rank)
+        kinds = wires.agree([side.offer for side in sides], comm.rank)
     except SpecError:
         for listener in listeners:
             listener.close()
         raise
     secret = bytearray(secrets.token_bytes(SECRET_BYTES))
     comm.Bcast(secret)
-    return Gathered(rails, tiers, listeners, bytes(secret), [side.addresses for side in sides])
+    made = list(map(wires.make, kinds, rails))
+    return Gathered(rails, tiers, made, listeners, bytes(secret), [side.addresses for side in sides])
 
 
 def _check(sides: list[_Side], rank: int) -> None:

@@ -41,7 +41,7 @@ def _proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
 class Dialling:
     """The end that has dialled: `wants` so many bytes, takes them, and returns what to send."""
 
-    wants = ANSWER_BYTES
+    wants, calls = ANSWER_BYTES, True
 
     def __init__(self, secret: bytes, hello: Hello) -> None:
         """Begin; `first` is to be sent."""
@@ -60,7 +60,7 @@ class Dialling:
 class Answering:
     """The end that was called."""
 
-    first = b""
+    first, calls = b"", False
 
     def __init__(self, secret: bytes, rank: int, rail: int) -> None:
         """Listen for a hello of a rank below this one, on this rail."""

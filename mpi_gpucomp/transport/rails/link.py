@@ -52,7 +52,7 @@ class Link:
         self.fading: dict[Path, float] = {}
         """Paths that are given up and not quiet yet, and since when."""
         self._sender: Sender[Item] = Sender()
-        self._receiver: Receiver[tuple[Header, Payload]] = Receiver()
+        self._receiver: Receiver[tuple[Header, Payload, int]] = Receiver()
         self._line: deque[Item] = deque()
         self._in_use: frozenset[int] = frozenset()
         self._told = 0
@@ -93,6 +93,7 @@ class Link:
             taken = self._sender.take(path.key)
             assert taken is not None
         number, item = taken
+        self._traffic.left(item, path.key.rail)
         return self._header(item.kind, item.payload, number, item.message, item.offset), item.payload
 
     def _header(self, kind: int, payload: Payload, number: int, message: int = 0, offset: int = 0) -> bytes:
@@ -128,8 +129,9 @@ class Link:
             self._take_note(path, header, bytes(payload or b""))
         elif payload is not None:
             if header.kind == DATA:
-                self._traffic.landed(self.peer, header)
-            for one in self._receiver.finish(header.sequence, None if header.kind == DATA else (header, payload)):
+                self._traffic.landed(self.peer, header, path.key.rail)
+            whole = None if header.kind == DATA else (header, payload, path.key.rail)
+            for one in self._receiver.finish(header.sequence, whole):
                 self._hear(*one)
 
     def _take_note(self, path: Path, header: Header, payload: bytes) -> None:
@@ -140,10 +142,10 @@ class Link:
             if have is not None:
                 self._resume(have)
 
-    def _hear(self, header: Header, payload: Payload) -> None:
+    def _hear(self, header: Header, payload: Payload, rail: int) -> None:
         if header.kind == BYE:
             self.peer_left = True
-        self._traffic.heard(self.peer, header, payload)
+        self._traffic.heard(self.peer, header, payload, rail)
 
     def answer(self, path: Path) -> None:
         """Let the peer know what has arrived, unless something that was sent has said so."""

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
 
     Ready = Callable[[bool, bool], None]
@@ -26,13 +25,18 @@ _log = logging.getLogger("mpi_gpucomp")
 _READ, _WRITE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR, select.EPOLLOUT
 
 
+class _Watched(Protocol):
+    def fileno(self) -> int:
+        """Return what is polled."""
+
+
 class _Flushed(Protocol):
     def flush(self) -> None:
         """Send what there is."""
 
 
 class Loop:
-    """Sockets, and who is told when they are ready."""
+    """Sockets and the like, and who is told when they are ready."""
 
     def __init__(self) -> None:
         """Start the thread."""
@@ -43,6 +47,7 @@ class Loop:
         self._masks: dict[int, int] = {}
         self._dirty: dict[_Flushed, None] = {}
         self._ticks: dict[Callable[[float], None], float] = {}
+        self._again: list[Callable[[], None]] = []
         self.users = 0
         self.when_broken: list[Callable[[Exception], None]] = []
         """Who is told of a mistake in here, which would otherwise be silence."""
@@ -57,7 +62,7 @@ class Loop:
             yield
             self._flush()
 
-    def watch(self, connection: socket.socket, ready: Ready, *, writing: bool = False) -> None:
+    def watch(self, connection: _Watched, ready: Ready, *, writing: bool = False) -> None:
         """Call `ready` with whether a socket can be read and written, from now on."""
         number, mask = connection.fileno(), select.EPOLLIN | (_WRITE if writing else 0)
         if number not in self._ready:
@@ -66,7 +71,7 @@ class Loop:
             self._poll.modify(number, mask)
         self._ready[number], self._masks[number] = ready, mask
 
-    def forget(self, connection: socket.socket) -> None:
+    def forget(self, connection: _Watched) -> None:
         """Watch a socket no more; it is about to be closed."""
         if self._ready.pop(connection.fileno(), None) is not None:
             self._poll.unregister(connection.fileno())
@@ -81,6 +86,12 @@ class Loop:
             del self._dirty[path]
             path.flush()
 
+    def again(self, work: Callable[[], None]) -> None:
+        """Call something once more when the others have had their turn."""
+        self._again.append(work)
+        if threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake, 1)
+
     def every(self, seconds: float, tick: Callable[[float], None]) -> None:
         """Call something again and again."""
         self._ticks[tick] = seconds
@@ -94,7 +105,8 @@ class Loop:
         due = time.monotonic()
         while not self._ending:
             pause = min(self._ticks.values(), default=1.0)
-            found = self._poll.poll(max(0.0, min(due + pause - time.monotonic(), pause)))
+            patience = 0.0 if self._again else max(0.0, min(due + pause - time.monotonic(), pause))
+            found = self._poll.poll(patience)
             try:
                 with self.held():
                     due = self._turn(found, due, pause)
@@ -104,6 +116,9 @@ class Loop:
                     tell(error)
 
     def _turn(self, found: list[tuple[int, int]], due: float, pause: float) -> float:
+        waiting, self._again = self._again, []
+        for work in waiting:
+            work()
         for number, mask in found:
             if number == self._wake:
                 os.eventfd_read(self._wake)

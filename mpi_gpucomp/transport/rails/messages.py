@@ -125,6 +125,7 @@ class _Arrival(NamedTuple):
     number: int
     nbytes: int
     local: Sending | None = None
+    rail: int = 0
 
 
 class Messages:
@@ -169,7 +170,7 @@ class Messages:
         if peer == self.rank:
             self._arrive(peer, tag, _Arrival(payload, 0, len(memory), sending))
         elif payload is not None:
-            self._post(peer, Item(EAGER, payload, tag))
+            self._post(peer, Item(EAGER, payload, tag, owner=sending))
         else:
             self._announce(sending)
         return sending
@@ -209,10 +210,10 @@ class Messages:
 
     # What peers send
 
-    def heard(self, peer: int, header: Header, payload: Payload) -> None:
+    def heard(self, peer: int, header: Header, payload: Payload, rail: int) -> None:
         """Take what has arrived in its turn."""
         if header.kind == EAGER:
-            self._arrive(peer, header.message, _Arrival(payload, 0, len(payload)))
+            self._arrive(peer, header.message, _Arrival(payload, 0, len(payload), rail=rail))
         elif header.kind == ANNOUNCE:
             self._arrive(peer, header.message, _Arrival(None, int.from_bytes(payload, "little"), header.offset))
         elif header.kind == GRANT:
@@ -233,6 +234,7 @@ class Messages:
     def _meet(self, receiving: Receiving, arrival: _Arrival) -> None:
         """Let a message be received where there is room for it."""
         if arrival.payload is not None:
+            receiving.rail = arrival.rail
             receiving.fill(arrival.payload)
         elif arrival.local is not None:
             receiving.fill(arrival.local.memory)
@@ -259,17 +261,23 @@ class Messages:
             return None
         return receiving.memory[header.offset : header.offset + header.length]
 
-    def landed(self, peer: int, header: Header) -> None:
+    def landed(self, peer: int, header: Header, rail: int) -> None:
         """Count a piece that is there."""
         receiving = self._arriving.get((peer, header.message))
         if receiving is not None:
+            receiving.rail = rail
             receiving.land(header.length)
             if receiving.finished:
                 del self._arriving[peer, header.message]
 
+    def left(self, item: Item, rail: int) -> None:
+        """Let a message know which rail the last of it takes."""
+        if isinstance(item.owner, Sending):
+            item.owner.rail = rail
+
     def arrived(self, item: Item) -> None:
         """Count a piece that the peer has."""
-        if isinstance(item.owner, Sending):
+        if isinstance(item.owner, Sending) and item.kind == DATA:
             item.owner.arrive(len(item.payload))
 
     def expects(self, peer: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a user says of rails: which devices, in which order, and how long to wait.
+"""What a user says of rails: which devices, in which order, made of what, and how long to wait.
 
     eth0,eth1       eth0, and eth1 where eth0 is dead
     eth0+eth1       both at once
@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["Rails", "chosen"]
 
 DEVICES, TIMEOUT, LIMIT = "MPI_GPUCOMP_RAILS", "MPI_GPUCOMP_RAIL_TIMEOUT", "MPI_GPUCOMP_RAIL_LIMIT"
+WIRE = "MPI_GPUCOMP_RAIL_WIRE"
+WIRES = ("tcp", "ucx", "auto")
 
 
 class Rails(NamedTuple):
-    """Which devices to use, and how long to wait."""
+    """Which devices to use, how long to wait, and what to use them with."""
 
     devices: str
     timeout: float = 1.0
     """Seconds after which a path that gives no sign of life is dead."""
     limit: float = 30.0
     """Seconds without any path after which a peer is given up."""
+    wire: str = "tcp"
+    """What paths are made of: tcp (sockets), ucx, or auto (UCX where all ranks have it and the device has RDMA)."""
 
     @property
     def tiers(self) -> list[list[str]]:
@@ -46,6 +50,10 @@ class Rails(NamedTuple):
                 expected="devices that differ, such as eth0,eth1 or eth0+eth1",
                 got=f"'{self.devices}'",
                 remedy="Name each device once.",
+            )
+        if self.wire not in WIRES:
+            raise SpecError(
+                "wire of rails", expected="tcp, ucx or auto", got=f"'{self.wire}'", remedy="Choose one of them."
             )
         for name, seconds in (("timeout", self.timeout), ("limit", self.limit)):
             if not (isfinite(seconds) and seconds > 0):
@@ -65,7 +73,7 @@ def chosen(said: str | Rails | None, environment: Mapping[str, str] | None = Non
         return None
     defaults = Rails(devices)
     timeout, limit = _seconds(given, TIMEOUT, defaults.timeout), _seconds(given, LIMIT, defaults.limit)
-    return Rails(devices, timeout, limit).check()
+    return Rails(devices, timeout, limit, given.get(WIRE, "") or defaults.wire).check()
 
 
 def _seconds(environment: Mapping[str, str], variable: str, default: float) -> float:

@@ -7,12 +7,12 @@ from taking much more than the wire does, so that what is urgent is not behind m
 from __future__ import annotations
 
 import socket
-import struct
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mpi_gpucomp.transport.rails.frames import HEADER_BYTES, Header, broken
 from mpi_gpucomp.transport.rails.path import Path
+from mpi_gpucomp.transport.rails.tcpinfo import confirmed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,18 +33,6 @@ READ_BYTES = 1 << 22
 SLACK = 0.01
 """Seconds that the kernel's clocks may be behind."""
 _NOTHING = memoryview(bytearray())
-_INFO = struct.Struct("<24xI28xI84xI")
-
-
-class _Kernel(NamedTuple):
-    """What the kernel knows of a connection (struct tcp_info)."""
-
-    unacked: int
-    """Segments that the other kernel has not confirmed."""
-    last_ack: int
-    """Milliseconds since it confirmed something."""
-    unsent: int
-    """Bytes that have not left yet."""
 
 
 def prepare(connection: socket.socket) -> None:
@@ -162,7 +150,7 @@ class TcpPath(Path):
 
     def heard(self, now: float) -> float:
         """Take the kernel's word too: what it has confirmed has crossed the network, whatever its process does."""
-        known = self._kernel()
+        known = confirmed(self._socket)
         if known is None:
             return self._heard
         if not (known.unacked or known.unsent or self._leaving or self.urgent) and self.asked > self._heard:
@@ -170,14 +158,6 @@ class TcpPath(Path):
         elif known.unacked:
             self._heard = max(self._heard, min(now, now - known.last_ack / 1000 + SLACK))
         return self._heard
-
-    def _kernel(self) -> _Kernel | None:
-        if not self.open:
-            return None
-        try:
-            return _Kernel(*_INFO.unpack(self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)))
-        except OSError:
-            return None
 
     def fault(self) -> str | None:
         """Ask the device for its carrier."""

@@ -21,12 +21,16 @@ class Traffic(Protocol):
         """Return where a piece of a message goes; None for one that nobody has asked for."""
         ...
 
-    def landed(self, peer: int, header: Header) -> None:
-        """Take notice that a piece is there."""
+    def landed(self, peer: int, header: Header, rail: int) -> None:
+        """Take notice that a piece is there, and of the rail that it took."""
         ...
 
-    def heard(self, peer: int, header: Header, payload: Payload) -> None:
+    def heard(self, peer: int, header: Header, payload: Payload, rail: int) -> None:
         """Take what has arrived in its turn."""
+        ...
+
+    def left(self, item: Item, rail: int) -> None:
+        """Take notice of the rail that something takes."""
         ...
 
     def arrived(self, item: Item) -> None:
