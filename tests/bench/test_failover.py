@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import time
 from collections.abc import Iterator
@@ -31,8 +32,10 @@ def whole(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("cluster").heal()
 
 
-def start(cluster: Cluster, operation: str, nbytes: int, limit: float = 30.0, rails: str = RAILS) -> Watched:
-    return Watched(cluster, operation, nbytes, rails, TIMEOUT, limit)
+def start(
+    cluster: Cluster, operation: str, nbytes: int, limit: float = 30.0, rails: str = RAILS, wire: str = "tcp"
+) -> Watched:
+    return Watched(cluster, operation, nbytes, rails, TIMEOUT, limit, wire=wire)
 
 
 def finish(ranks: Watched) -> dict[int, list[list[object]]]:
@@ -42,10 +45,16 @@ def finish(ranks: Watched) -> dict[int, list[list[object]]]:
     return {said["rank"]: said["failovers"] for said in ranks.said}
 
 
+needs_ucxx = pytest.mark.skipif(
+    importlib.util.find_spec("ucxx") is None, reason="no ucxx: pip install mpi_gpucomp[ucx]"
+)
+
+
+@pytest.mark.parametrize("wire", ["tcp", pytest.param("ucx", marks=needs_ucxx)])
 @pytest.mark.parametrize(("operation", "seed"), [("bcast", 1), ("allreduce", 2), ("send", 3)])
-def test_cuts_of_every_kind_are_overcome(cluster: Cluster, operation: str, seed: int) -> None:
+def test_cuts_of_every_kind_are_overcome(cluster: Cluster, operation: str, seed: int, wire: str) -> None:
     draw = random.Random(seed)
-    with start(cluster, operation, 8_000_000) as ranks:
+    with start(cluster, operation, 8_000_000, wire=wire) as ranks:
         assert ranks.wait(2), ranks.errors
         for how in ("down", "silent", 1.0):
             host = draw.randrange(2)

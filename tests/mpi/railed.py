@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -233,16 +234,43 @@ def records_name_the_rail() -> list[list[int]]:
 
 @case
 def unlike_wires() -> list[str]:
-    """Ask for what other ranks do not ask for, or do not have."""
-    said = [heard(lambda: Communicator(WORLD, rails=Rails("lo", wire="auto" if RANK == 1 else "tcp")))]
-    sys.modules["ucxx"] = None if RANK == 1 else sys.modules.get("ucxx")  # as if it were not installed
-    if sys.modules["ucxx"] is None and RANK != 1:
-        del sys.modules["ucxx"]
-    said.append(heard(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="ucx"))))
+    """Ask for UCX where one rank does not have it, and for what others do not ask for."""
+    if RANK == 1:
+        sys.modules["ucxx"] = None  # as if it were not installed
+    said = [heard(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="ucx")))]
     with Communicator(WORLD, rails=Rails(RAILS, wire="auto")) as comm:
-        wires = comm._caller.transport._doors._wires
-        said.append(type(wires[0]).__name__)
+        said += [type(wire).__name__ for wire in comm._caller.transport._doors._wires]
+    said.append(heard(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="auto" if RANK == 1 else "tcp"))))
+    said.append(heard(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="pigeon"))))
     return said
+
+
+def own_ports() -> list[tuple[str, int]]:
+    """Return the addresses at which this process listens, whoever has opened them."""
+    own = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
+    lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    listening = [line[1].split(":") for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+    return [(socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)) for host, port in listening]
+
+
+@case
+def strangers_at_every_port() -> list[int]:
+    """Let strangers talk nonsense to whatever listens, UCX's own ports too, while messages pass."""
+    before = set(own_ports())
+    with made(codec="none") as comm:
+        ports = [port for port in own_ports() if port not in before]
+        held, wrong = [], 0
+        for turn in range(5):
+            for port in ports:
+                with suppress(OSError):  # some are turned away at once
+                    held.append(socket.create_connection(port, timeout=5))
+                    held[-1].sendall([os.urandom(1000), bytes(1000), b"\xff" * 8, b"GET / HTTP/1.1\r\n\r\n", b""][turn])
+            buffer = values(1_000_000, turn if RANK == 0 else 99)
+            comm.Bcast(buffer, 0)
+            wrong += not np.array_equal(buffer, values(1_000_000, turn))
+        for connection in held:
+            connection.close()
+        return [wrong, len(comm.rail_stats().failovers), int(len(ports) > 2 * (WIRE == "ucx"))]
 
 
 @case

@@ -9,7 +9,7 @@ import pytest
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.rails import Rails, chosen
 from mpi_gpucomp.transport.rails.devices import Rail, find, listen
-from mpi_gpucomp.transport.rails.settings import DEVICES, LIMIT, TIMEOUT
+from mpi_gpucomp.transport.rails.settings import DEVICES, LIMIT, TIMEOUT, WIRE
 
 
 def test_tiers() -> None:
@@ -18,12 +18,19 @@ def test_tiers() -> None:
 
 
 def test_what_the_caller_says_counts_more_than_the_environment() -> None:
-    given = {DEVICES: "lo", TIMEOUT: "0.25", LIMIT: "7"}
+    given = {DEVICES: "lo", TIMEOUT: "0.25", LIMIT: "7", WIRE: "auto"}
     assert chosen(None, {}) is None
     assert chosen("", given) is None
-    assert chosen(None, given) == Rails("lo", 0.25, 7.0)
-    assert chosen("eth0,eth1", given) == Rails("eth0,eth1", 0.25, 7.0)
-    assert chosen(Rails("eth1"), given) == Rails("eth1", 1.0, 30.0)
+    assert chosen(None, given) == Rails("lo", 0.25, 7.0, "auto")
+    assert chosen("eth0,eth1", given) == Rails("eth0,eth1", 0.25, 7.0, "auto")
+    assert chosen(Rails("eth1"), given) == Rails("eth1", 1.0, 30.0, "tcp")
+    assert chosen("lo", {}) == Rails("lo", 1.0, 30.0, "tcp")
+
+
+def test_a_wire_that_cannot_be() -> None:
+    with pytest.raises(SpecError) as error:
+        chosen("lo", {WIRE: "UCX"})
+    assert str(error.value) == "wire of rails: expected tcp, ucx or auto, got 'UCX'. Choose one of them."
 
 
 @pytest.mark.parametrize("said", [",", "eth0,", "eth0++eth1", "eth0,eth0", "eth0+eth0"])
@@ -54,6 +61,7 @@ def test_a_device_is_found_by_name_address_and_network() -> None:
     assert find("127.0.0.1", 0) == Rail("127.0.0.1", "127.0.0.1", "lo")
     assert find("127.0.0.0/8", 0) == Rail("127.0.0.0/8", "127.0.0.1", "lo")
     assert find("127.0.0.2", 0) == Rail("127.0.0.2", "127.0.0.2", None)
+    assert find("lo", 0).link == find("127.0.0.2", 0).link == "lo"
     assert find("lo", 0).has_carrier() and find("127.0.0.2", 0).has_carrier()
     assert not Rail("none", "127.0.0.1", "nosuch0").has_carrier()
 

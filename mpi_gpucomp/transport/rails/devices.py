@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mpi_gpucomp.errors import SpecError
 
-__all__ = ["Rail", "find", "listen"]
+__all__ = ["Rail", "addresses", "find", "listen"]
 
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 IFF_UP, IFF_RUNNING = 0x1, 0x40
@@ -47,7 +47,7 @@ def _is_near(address: str, device: str) -> bool:
     return ipaddress.IPv4Address(address) in ipaddress.IPv4Network(network, strict=False)
 
 
-def _addresses() -> dict[str, str]:
+def addresses() -> dict[str, str]:
     """Return the devices that have an IPv4 address."""
     found = ((name, _address_of(name)) for _, name in socket.if_nameindex())
     return {name: address for name, address in found if address is not None}
@@ -86,7 +86,7 @@ class Rail(NamedTuple):
 
 def find(name: str, rank: int) -> Rail:
     """Find a rail's device on this machine."""
-    there = _addresses()
+    there = addresses()
     if name in there:
         return Rail(name, there[name], name)
     try:
