@@ -37,6 +37,8 @@ HEADERS_AHEAD = 16
 MOST_ROUNDS = 32
 """How often a path is moved before the others have their turn."""
 QUESTION, ANSWER = b"?", b"!"
+MOST_ANSWERS = 8
+"""That the peer's process may give beside UCX, and none over it, before UCX is taken to be stuck."""
 
 
 class _Coming(NamedTuple):
@@ -56,8 +58,8 @@ class UcxPath(Path):
         super().__init__(key)
         self._beside, self._plug, self._rail, self._link, self._loop = beside, plug, rail, link, loop
         self._heard, self._confirmed = time.monotonic(), 0.0
-        self._answered = True
-        """Whether the peer's process has taken notice of the last question."""
+        self._answers = 0
+        """Of the peer's process, since something was heard over UCX."""
         self._sends: deque[Sent] = deque()
         self._unsent = 0
         self._headers: deque[Sent] = deque()
@@ -80,7 +82,6 @@ class UcxPath(Path):
         """Send a frame out of sequence as soon as can be; a question goes both ways."""
         super().urge(kind, payload)
         if kind == PING:
-            self._answered = False
             self._say_beside(QUESTION)
 
     def flush(self) -> None:
@@ -146,7 +147,7 @@ class UcxPath(Path):
             return False
         memory = self._headers.popleft().memory
         header = Header.read(memory)
-        self._heard = time.monotonic()
+        self._heard, self._answers = time.monotonic(), 0
         if broken(header):
             raise PlugError("what arrives is not of this protocol")
         self._headers.append(self._plug.receive(memory, payload=False))
@@ -163,7 +164,7 @@ class UcxPath(Path):
         if not self._coming or not (self._coming[0].payload is None or self._coming[0].payload.over()):
             return False
         header, room, _ = self._coming.popleft()
-        self._heard = time.monotonic()
+        self._heard, self._answers = time.monotonic(), 0
         self._link.take(self, header, room)
         return True
 
@@ -186,18 +187,19 @@ class UcxPath(Path):
             return
         if QUESTION in said:
             self._say_beside(ANSWER)
-        if ANSWER in said:
-            self._answered = True
+        self._answers += said.count(ANSWER)
 
     # Health
 
     def heard(self, now: float) -> float:
         """Take the peer's kernel's word too, but not for a process that could have answered over UCX as well."""
-        if self.asked > self._heard and not self._answered:
+        if self._answers >= MOST_ANSWERS:
+            return self._heard
+        if self.asked > max(self._heard, self._confirmed):
             known = confirmed(self._beside)
             if known is not None and not (known.unacked or known.unsent):
                 self._confirmed = now
-        return self._heard if self._answered else max(self._heard, self._confirmed)
+        return max(self._heard, self._confirmed)
 
     def fault(self) -> str | None:
         """Ask the device for its carrier."""
