@@ -151,9 +151,9 @@ def _planned(made: Synthesis, found: Simulation, known: list[tuple[float, str]],
     if any(name == usual and seconds * WORTH <= quickest for seconds, name in known):
         return f"no plan is written: {usual} of the table, which communicators take, is about as quick"
     said = "written"
-    if known and known[0][0] * WORTH <= found.seconds:
+    if known and known[0][0] <= WORTH * found.seconds:
         name = known[0][1]
         algorithm = build(algorithm.collective, name, topology.ranks, args.root, topology.nodes, args.in_place)
-        said = f"{name} of the table is about as quick, and written"
+        said = f"{name} of the table is quicker, and written"
     path = add_plan(args.plans, algorithm, topology, args.size // RANGE, args.size * RANGE)
     return f"{said} to {path}"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from test_topology import two_nodes
 
-from mpi_gpucomp.collectives import build
 from mpi_gpucomp.schedule.check import check
 from mpi_gpucomp.schedule.cost import PER_MB, Link
 from mpi_gpucomp.schedule.plans import Plans
+from mpi_gpucomp.schedule.simulate import simulate
+from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import WAYS, Port, Topology
 from mpi_gpucomp.schedule.topology_file import write_topology
 from mpi_gpucomp.schedule.xml import facts, read
 from mpi_gpucomp.tools.main import main
+from mpi_gpucomp.tools.synthesize import _planned
 
 MADE = """\
 topology      two nodes (48ee46b5d728)
@@ -72,15 +75,19 @@ def test_no_plan_for_nodes_where_communicators_take_two_levels(
     assert said.splitlines()[-1] == last
 
 
-def test_the_plan_may_be_one_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(("share", "expected"), [(0.99, "synth_broadcast"), (0.9, "tree")])
+def test_the_plan_may_be_one_of_the_table(tmp_path: Path, share: float, expected: str):
     plans, topology = tmp_path / "plans", racks(tmp_path, 4, 2)
-    words = ["--topology", str(tmp_path / "racks.json"), "--plans", str(plans), "--time", "5"]
-    assert main(["synthesize", "bcast", *words]) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith(f"tree of the table is about as quick, and written to {plans}/broadcast-4ranks-")
-    found = Plans(plans, topology.nodes).find("broadcast", 4, 64 << 20)
-    assert found is not None
-    assert found.programs == build("broadcast", "tree", 4).programs
+    made = synthesise(topology, "broadcast", 1 << 24, 1 << 20, seconds=2.0)
+    found = simulate(made.algorithm, topology, 1 << 24, 1 << 20)
+    known = [(share * found.seconds, "tree"), (2 * found.seconds, "chain")]
+    args = Namespace(plans=plans, size=1 << 24, root=0, in_place=False)
+    said = _planned(made, found, known, args)
+    prefix = "tree of the table is quicker, and written to " if expected == "tree" else "written to "
+    assert said.startswith(f"{prefix}{plans}/broadcast-4ranks-")
+    plan = Plans(plans, topology.nodes).find("broadcast", 4, 1 << 24)
+    assert plan is not None
+    assert plan.name.startswith(expected)
 
 
 def test_no_plan_where_the_table_is_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
