@@ -37,6 +37,9 @@ RANGE = 4
 """A plan is for messages from a part of the size that it was made for to so many times that size."""
 WORTH = 0.97
 """What share of the time of the table's best a plan may take at most."""
+CLEARLY = 0.9
+"""What share of a synthesised schedule's time one of the table may take, to be the plan: measured, sums of the table took
+longer than simulated."""
 MOST_COMPARED = 64
 """With more ranks the algorithms of the table are not built for a comparison."""
 
@@ -151,7 +154,7 @@ def _planned(made: Synthesis, found: Simulation, known: list[tuple[float, str]],
     if any(name == usual and seconds * WORTH <= quickest for seconds, name in known):
         return f"no plan is written: {usual} of the table, which communicators take, is about as quick"
     said = "written"
-    if known and known[0][0] <= WORTH * found.seconds:
+    if known and known[0][0] <= CLEARLY * found.seconds:
         name = known[0][1]
         algorithm = build(algorithm.collective, name, topology.ranks, args.root, topology.nodes, args.in_place)
         said = f"{name} of the table is quicker, and written"
