@@ -139,12 +139,15 @@ class Engine:
         job = next(iter(self._jobs.values()), None)
         return job.title if job else None
 
-    def progress(self, *, waiting: int = 0) -> bool:
-        """Go on with the running jobs, for a caller who waits (a number for each wait) or 0; say if anything moved."""
+    def progress(self, *, waiting: int = 0, naps: int = 0) -> bool:
+        """Go on with the running jobs; say if anything moved.
+
+        It is for a caller who waits (a number for each wait) or 0, and has taken so many naps so far.
+        """
         if self.broken is not None:
             return False
         try:
-            self.sentry.turn(waiting)
+            self.sentry.turn(waiting, naps)
             moved = self._hear()
             if self.errands:
                 moved |= self._run_errands()
@@ -164,9 +167,12 @@ class Engine:
             raise
         if moved:
             self.watch.moved()
-        elif self.timeout is not None:
+            self.sentry.moved()
+            return True
+        self.sentry.rest()
+        if self.timeout is not None:
             self.watch.look(self.timeout)
-        return moved
+        return False
 
     def _run_errands(self) -> bool:
         moved = False

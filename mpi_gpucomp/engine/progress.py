@@ -35,12 +35,14 @@ class Backoff:
         """Begin again: something has moved."""
         self._turns, self._nap = 0, SHORTEST_NAP
 
-    def rest(self) -> None:
-        """Rest behind a turn in which nothing has moved."""
+    def rest(self) -> bool:
+        """Rest behind a turn in which nothing has moved; say whether that was a nap."""
         self._turns += 1
-        if self._turns > self._eager:
-            time.sleep(self._nap)
-            self._nap = min(LONGEST_NAP, 2 * self._nap)
+        if self._turns <= self._eager:
+            return False
+        time.sleep(self._nap)
+        self._nap = min(LONGEST_NAP, 2 * self._nap)
+        return True
 
 
 class Crank:
@@ -57,7 +59,7 @@ class Crank:
         """Held while the engine is looked at or changed."""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._waiters = self._waits = 0
+        self._waiters = self._waits = self._naps = 0
         self._closing = False
         if background:
             self._thread = threading.Thread(target=self._run, name="gpucomp-progress", daemon=True)
@@ -89,7 +91,7 @@ class Crank:
                 if self.turn():
                     backoff.reset()
                 else:
-                    backoff.rest()
+                    self._naps += backoff.rest()
         finally:
             self._waiters -= 1
             if not self._engine.idle:
@@ -98,7 +100,7 @@ class Crank:
     def turn(self) -> bool:
         """Go on a little; say whether anything moved."""
         with self.lock:
-            moved = self._engine.progress(waiting=self._waits if self._waiters else 0)
+            moved = self._engine.progress(waiting=self._waits if self._waiters else 0, naps=self._naps)
         while self._engine.to_tell:
             self._tell(self._engine.to_tell.popleft())
         return moved

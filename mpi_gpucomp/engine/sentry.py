@@ -12,12 +12,13 @@ import time
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from mpi_gpucomp.engine.stalls import STALL_NS, Stalls
 from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.monitor.alarms import LOGGER
 from mpi_gpucomp.monitor.box import SEND
 from mpi_gpucomp.monitor.digest import LOOKED_AT_NS, Digest, digest
-from mpi_gpucomp.monitor.judge import HANG, LATE, STALL, Verdict, judge, judge_hang
-from mpi_gpucomp.monitor.processor import Processor, is_pressed
+from mpi_gpucomp.monitor.judge import HANG, LATE, Verdict, judge, judge_hang
+from mpi_gpucomp.monitor.processor import Processor
 
 if TYPE_CHECKING:
     from mpi_gpucomp.engine.watch import Watch
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Sentry"]
 
-LOOK_NS = 25_000_000
-COLLECT_NS = 200_000_000
-ASK_NS = 400_000_000
-LATE_AGAIN_NS = 2_000_000_000
-"""Nanoseconds between looks, counts of new records, questions, and those because of ranks that join late."""
-STALL_NS = 4_500_000
-"""The shortest standstill that counts."""
+LOOK_NS, SOON_NS = 200_000_000, 25_000_000
+"""Nanoseconds between looks, and while something is not settled."""
+ASK_NS, LATE_AGAIN_NS = 400_000_000, 2_000_000_000
+"""Nanoseconds between questions, and those because of ranks that join late."""
+NOTE_NS = 1_000_000
+"""Nanoseconds between notes of where the counts of this thread are, while it waits."""
+IDLE_TURNS = 8
+"""Turns without a move from which on there is time to take notes."""
+SETTLED_CALLS = 3
+"""Calls of a communicator that may stand still: in the first ones MPI makes its connections."""
 ANSWER_SECONDS = 1.0
 """How long a rank has to answer before it counts as one that does not."""
 
@@ -50,60 +54,86 @@ class Sentry:
     def __init__(self, transport: Transport, watch: Watch, group: Group | None, station: Station | None) -> None:
         """Do nothing where nothing is recorded."""
         self._transport, self._watch, self._group, self._station = transport, watch, group, station
-        self._turned = self._waited = self._look_at = self._collect_at = self._ask_at = self._late_at = 0
-        self._second, self._waited_before, self._late = 0, 0, False
+        self._turned = self._waited = self._naps = self._look_at = self._count_at = self._ask_at = self._late_at = 0
+        self._second, self._waited_before, self._late, self._note_at, self._idle = 0, 0, False, 0, 0
         self._processor = Processor()
+        self._stalls = Stalls(watch, station, self._processor) if station is not None else None
         self._question: _Question | None = None
-        self._suspect: Verdict | None = None
-        self._numbers, self._told_of, self._hang_asked = 0, False, 0.0
+        self._suspected: Verdict | None = None
+        self._numbers, self._told_of, self._hang_asked, self._seen, self._in_a_row = 0, False, 0.0, -1, 0
 
-    def turn(self, waiting: int) -> None:
-        """Take notice of a turn of the engine, for a caller who does nothing but wait (a number for each wait) or 0."""
+    def turn(self, waiting: int, naps: int) -> None:
+        """Take notice of a turn of the engine.
+
+        It is for a caller who does nothing but wait (a number for each wait) or 0, and has taken so many naps so far.
+        """
         if self._group is None:
             return
         now = perf_counter_ns()
-        if waiting and self._waited == waiting and now - self._turned > STALL_NS:
-            self._check_standstill(now - self._turned)
-        self._turned, self._waited = now, waiting
-        if now > self._look_at:
-            self._look_at = now + LOOK_NS
-            try:
+        before, is_gap = self._turned, waiting and self._waited == waiting and now - self._turned > STALL_NS
+        self._turned, self._waited, self._naps = now, waiting, naps
+        if not is_gap and now < self._look_at:
+            return
+        try:
+            if is_gap and self._group.ended >= SETTLED_CALLS and self._stalls is not None:
+                self._told_of |= self._stalls.check(before, now, naps)
+            if now >= self._look_at or self._stalls:
                 self._look(now)
-            except RankFailedError:
-                raise
-            except Exception:  # whatever is wrong here must not take the program with it
-                LOGGER.exception("the monitor has failed, and is off from now on")
-                self._group = None
+        except RankFailedError:
+            raise
+        except Exception:  # whatever is wrong here must not take the program with it
+            LOGGER.exception("the monitor has failed, and is off from now on")
+            self._group = None
 
-    def _check_standstill(self, gap: int) -> None:
-        if self._processor.stood_still(gap) and self._station is not None and not is_pressed(gap):
-            who, what = f"rank {self._station.rank} ({self._station.host})", self._watch.status().waits.values()
-            text = f"stall: {who} stood still for {gap / 1e6:.1f} ms{''.join(f' in {title}' for title in what)}"
-            self._raise(Verdict(STALL, (self._station.rank,), text))
+    def moved(self) -> None:
+        """Take notice that something has moved in a turn."""
+        self._idle = 0
+
+    def rest(self) -> None:
+        """Take notice that nothing has moved in a turn, before whoever waits rests."""
+        self._idle += 1
+        if self._idle < IDLE_TURNS or self._group is None:
+            return
+        now = perf_counter_ns()
+        if self._waited and now > self._note_at:
+            self._note_at = now + NOTE_NS
+            self._processor.note(now, self._naps)
 
     def _look(self, now: int) -> None:
-        assert self._group is not None and self._station is not None
-        self._processor.sample()
-        self._look_for_hang()
+        assert self._station is not None and self._stalls is not None
         if self._question is not None:
             self._settle(self._question)
-        if now > self._collect_at:
-            self._collect_at = now + COLLECT_NS
-            self._collect(now)
+        for stall in self._stalls.settle(now):
+            self._raise(stall)
+        if now > self._count_at:
+            self._count_at = now + LOOK_NS
+            self._look_for_hang()
+            self._station.alarms.expire()
+            self._count(now)
         if self._told_of and self._question is None and now > self._ask_at:
             self._ask_at, self._told_of = now + ASK_NS, False
             self._report()
+        self._look_at = now + (SOON_NS if self._told_of or self._question or self._stalls else LOOK_NS)
 
-    def _collect(self, now: int) -> None:
-        """Count what is new, and see whether all is well."""
+    def _count(self, now: int) -> None:
+        """Count what is new, if anything is under way or was, and see whether all is well."""
         assert self._group is not None and self._station is not None
-        self._group.recorder.collect()
-        self._station.beat()
-        self._station.alarms.expire()
+        recorder = self._group.recorder
+        if not recorder.begun == recorder.ended == self._seen:
+            self._seen = recorder.ended
+            recorder.collect()
+            self._processor.sample()
+            self._told_of |= self._has_symptom(now)
+        if self._station.box.path is not None:  # other processes may read it
+            self._station.beat()
+
+    def _is_late(self, now: int) -> bool:
+        """Say whether calls of the last second waited long for ranks to join them."""
+        assert self._group is not None
         if now - self._second > LOOKED_AT_NS:
             self._late = self._group.tally.waited - self._waited_before > LATE * (now - self._second)
             self._second, self._waited_before = now, self._group.tally.waited
-        self._told_of |= self._has_symptom(now)
+        return self._late
 
     def _has_symptom(self, now: int) -> bool:
         assert self._group is not None
@@ -113,7 +143,7 @@ class Sentry:
             return True
         if any(link.is_quiet(now) for link in links) and any(one.kind == SEND for one in self._watch.under_way()):
             return True
-        if self._late and now > self._late_at:  # mostly the rank that the data reach last: not to be asked about often
+        if self._is_late(now) and now > self._late_at:  # mostly the rank that the data reach last: not often
             self._late_at = now + LATE_AGAIN_NS
             return True
         return False
@@ -164,10 +194,11 @@ class Sentry:
         """Take an answer."""
         if self._question is not None and self._question.number == number:
             self._question.told[told.rank] = told
+            self._look_at = 0
 
     def hear_symptom(self, peer: int) -> None:
         """Ask all ranks soon: one of them is not well."""
-        self._told_of = True
+        self._told_of, self._look_at = True, 0
 
     def hear_alarm(self, peer: int, verdict: Verdict) -> None:
         """Keep an alarm that another rank has raised."""
@@ -185,11 +216,17 @@ class Sentry:
         if question.hang:
             self._settle_hang(question)
         elif complete:
-            verdict, before = judge(question.told), self._suspect
-            self._suspect, self._told_of = verdict, verdict is not None
-            # Twice the same: one second may be unlike all others.
-            if verdict and before and (verdict.kind, verdict.ranks) == (before.kind, before.ranks):
-                self._raise(verdict)
+            self._suspect(judge(question.told))
+
+    def _suspect(self, verdict: Verdict | None) -> None:
+        """Raise the alarm once a verdict has been the same often enough."""
+        before, self._suspected, self._told_of = self._suspected, verdict, verdict is not None
+        if verdict is None:
+            return
+        same = before is not None and (verdict.kind, verdict.ranks) == (before.kind, before.ranks)
+        self._in_a_row = self._in_a_row + 1 if same else 1
+        if self._in_a_row >= verdict.times:
+            self._raise(verdict)
 
     def _settle_hang(self, question: _Question) -> None:
         """Raise the alarm, if this is the first of those who wait."""

@@ -22,6 +22,10 @@ BUSY, STARVED = 0.6, 0.5
 """Shares of the time in calls from which on a sender is busy with a link, and a receiver waits for it."""
 OFF, OFF_MORE = 0.3, 2.0
 """A rank that does not run for this share of the time, and so many times that of the others, is slow."""
+STARVED_TIMES = 4
+"""How often in a row a rank must be short of a processor: a busy machine may forget a thread for a second."""
+LEFT = 4.0
+"""So many times less of the time left to run: where the others do not get much either, no share is twice theirs."""
 DELAYED = 0.25
 """The share of the time without a processor from which on a coder, or an only link, is not blamed for being slow."""
 APART = 0.6
@@ -40,6 +44,8 @@ class Verdict(NamedTuple):
     ranks: tuple[int, ...]
     """The rank; of a link, from and to."""
     text: str
+    times: int = 2
+    """How often in a row it must be said to be believed: one second may be unlike all others."""
 
 
 def judge(told: Mapping[int, Digest]) -> Verdict | None:
@@ -70,11 +76,16 @@ def _no_processor(told: Mapping[int, Digest]) -> Verdict | None:
     busy = {host: median(shares) for host, shares in hosts.items()}
     host, share = max(busy.items(), key=lambda item: item[1])
     others = [other for name, other in busy.items() if name != host]
-    if not others or share < OFF or share < OFF_MORE * median(others):
+    if not others or share < OFF or not _is_far_above(share, median(others)):
         return None
     worst = max((digest for digest in told.values() if digest.host == host), key=lambda digest: digest.delayed)
     why = f"waits for a processor {worst.delayed:.0%} of the time (other hosts {median(others):.0%})"
-    return Verdict(SLOW_RANK, (worst.rank,), f"slow rank: {_named(worst)} {why}")
+    return Verdict(SLOW_RANK, (worst.rank,), f"slow rank: {_named(worst)} {why}", STARVED_TIMES)
+
+
+def _is_far_above(share: float, others: float) -> bool:
+    """Say whether a share of the time is far above that of others, or leaves far less."""
+    return share >= OFF_MORE * others or LEFT * (1 - share) <= 1 - others
 
 
 def _is_to_blame(link: Outgoing, told: Mapping[int, Digest], sender: int) -> bool:

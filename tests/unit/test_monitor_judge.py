@@ -54,9 +54,17 @@ def test_two_slow_links_at_one_rank_are_that_rank() -> None:
 
 def test_a_busy_host_is_blamed_before_the_links_to_it() -> None:
     told = changed(chain(from_1=(25e6, True)), 2, delayed=0.62)
-    assert judge(told) == Verdict(
-        "slow rank", (2,), "slow rank: rank 2 (h2) waits for a processor 62% of the time (other hosts 0%)"
-    )
+    text = "slow rank: rank 2 (h2) waits for a processor 62% of the time (other hosts 0%)"
+    assert judge(told) == Verdict("slow rank", (2,), text, times=4)
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.75, False), (0.9, True)])
+def test_a_host_with_far_less_left_is_blamed_though_all_are_busy(share: float, found: bool) -> None:
+    told = chain()
+    for rank, digest in told.items():
+        digest.delayed = share if rank == 2 else 0.5
+    verdict = judge(told)
+    assert (verdict is not None and verdict[:2] == ("slow rank", (2,))) == found
 
 
 def test_ranks_that_share_a_busy_host_are_not_blamed() -> None:

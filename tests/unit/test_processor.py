@@ -1,4 +1,4 @@
-"""A process that is stopped stands still; one that computes, or merely sleeps a little, does not."""
+"""A process that is stopped stands still; one that computes, or naps as it was told to, does not."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ import time
 CHILD = """
 import sys, time
 from mpi_gpucomp.monitor.processor import Processor
-processor, found, end = Processor(), [], time.perf_counter_ns() + 20_000_000_000
+processor, found, naps, end = Processor(), [], 0, time.perf_counter_ns() + 20_000_000_000
 print("ready", flush=True)
 last = time.perf_counter_ns()
-processor.sample()
+processor.note(last, naps)
 while time.perf_counter_ns() < end and not found:
     time.sleep(0.001)
+    naps += 1
     now = time.perf_counter_ns()
     if now - last > 250_000_000:
-        found.append(processor.stood_still(now - last))
+        found.append(processor.stood_still(last, now, naps))
     else:
-        processor.sample()
+        processor.note(now, naps)
     last = time.perf_counter_ns()
-before = time.perf_counter_ns()
-while time.perf_counter_ns() - before < 300_000_000:
+processor.note(last, naps)
+while time.perf_counter_ns() - last < 300_000_000:
     pass
-print(found[0] if found else 0, processor.stood_still(time.perf_counter_ns() - before), flush=True)
+computing = processor.stood_still(last, time.perf_counter_ns(), naps)
+last = time.perf_counter_ns()
+processor.note(last, naps)
+time.sleep(0.3)  # a nap that takes longer than it should, as on a machine that is paused
+paused = processor.stood_still(last, time.perf_counter_ns(), naps + 1)
+unasked = processor.stood_still(last, time.perf_counter_ns(), naps)
+print(found[0] if found else 0, computing, paused, unasked, flush=True)
 """
 
 
@@ -38,6 +45,7 @@ def test_a_process_that_was_stopped_stood_still_and_one_that_computes_did_not() 
         os.kill(child.pid, signal.SIGSTOP)
         time.sleep(0.5)
         os.kill(child.pid, signal.SIGCONT)
-        still, computing = map(int, child.stdout.readline().split())
+        still, computing, paused, unasked = map(int, child.stdout.readline().split())
     assert still > 200_000_000
-    assert computing == 0
+    assert computing == 0 and paused == 0
+    assert unasked > 200_000_000
