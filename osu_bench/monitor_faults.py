@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 HOSTS, RATE, SLOW_RATE = 4, 1e9, 2e8
 WARM_SECONDS, REST_SECONDS = 6.0, 7.0
 STALL_SECONDS, STALLS = 0.005, 10
+HOG_NICE = -15
 LATE = "late"
 DEBUG = "OSU_BENCH_DEBUG"
 """Names files, one for each rank, for what the ranks tell each other."""
@@ -110,9 +111,12 @@ def slow_network(job: Job) -> Iterator[None]:
 
 @contextmanager
 def busy_host(job: Job) -> Iterator[None]:
-    """Let rank 2 share one processor with programs that do nothing else, and the other ranks have the rest."""
+    """Let rank 2 share one processor with programs that come before it, and the other ranks have the rest.
+
+    They need precedence: where the rest is one processor as well, the other ranks have to share it too.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    hog = [sys.executable, "-c", "while True: pass"]
+    hog = [sys.executable, "-c", f"import os\nos.nice({HOG_NICE})\nwhile True: pass"]
     with ExitStack() as stack:
         for rank in range(HOSTS):
             _pin(job.pid(rank), set(cores[-1:]) if rank == 2 else set(cores[:-1]))
