@@ -37,6 +37,8 @@ HOSTS, RATE, SLOW_RATE = 4, 1e9, 2e8
 WARM_SECONDS, REST_SECONDS = 6.0, 7.0
 STALL_SECONDS, STALLS = 0.005, 10
 HOG_NICE = -15
+SAME_SECONDS = 3.0
+"""How long the same words are the same alarm, of another rank."""
 LATE = "late"
 DEBUG = "OSU_BENCH_DEBUG"
 """Names files, one for each rank, for what the ranks tell each other."""
@@ -230,8 +232,9 @@ class Log:
             text = path.read_text()
             for line in text[self._read.get(path, 0) :].splitlines():
                 said = line.partition(": ")[2]
-                if not any(said == known for _, known in self.lines[-20:]):
-                    self.lines.append((time.monotonic(), said))
+                now = time.monotonic()
+                if not any(said == known and now - at < SAME_SECONDS for at, known in self.lines[-20:]):
+                    self.lines.append((now, said))
             self._read[path] = len(text)
 
     def wait(self, seconds: float, words: tuple[str, ...] | None, since: int) -> tuple[float, str] | None:

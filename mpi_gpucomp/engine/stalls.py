@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["STALL_NS", "Stalls"]
 
-STALL_NS = 3_000_000
+STALL_NS = 4_500_000
 """The shortest standstill that counts.
 
-A process that is to stop for 5 ms on a busy machine stands still for 3 to 5: its threads need a processor to stop on.
+A process that is to stop for 5 ms on a busy machine may stand still for less: its threads need a processor to stop on.
 """
 HELD_NS = 40_000_000
 """How long it takes Linux to count what a hypervisor has kept from the machine."""
