@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.monitor.judge import STALL, Verdict
-from mpi_gpucomp.monitor.processor import stolen
+from mpi_gpucomp.monitor.processor import is_pressed, stolen
 
 if TYPE_CHECKING:
     from mpi_gpucomp.engine.watch import Watch
@@ -51,6 +51,8 @@ class Stalls:
             return False
         if self._processor.remember(now, still):
             return True
+        if is_pressed(now - begin):
+            return False
         who = f"rank {self._station.rank} ({self._station.host})"
         where = "".join(f" in {title}" for title in self._watch.status().waits.values())
         text = f"stall: {who} stood still for {still / 1e6:.1f} ms{where}"

@@ -22,11 +22,13 @@ except ImportError:  # not Linux, which has no such counts of threads either
 
 from mpi_gpucomp.monitor.digest import LOOKED_AT_NS
 
-__all__ = ["OFTEN", "Processor", "stolen"]
+__all__ = ["OFTEN", "Processor", "is_pressed", "stolen"]
 
 SAMPLES = 16
 OFTEN = 5
 """Standstills in a second from which on they are not told one by one."""
+PRESSED, PRESSED_LEAST_NS = 25.0, 100_000_000
+"""Where threads of the machine wait for processors more than this percentage of the time, only such a gap counts."""
 OTHERS_NS = 8_000_000
 """How often the other threads are noted, by whoever waits."""
 
@@ -81,6 +83,17 @@ def _awake(counts: bytes) -> int | None:
 def _between(before: bytes, after: bytes) -> int:
     start, end = _awake(before), _awake(after)
     return 0 if start is None or end is None else end - start
+
+
+def is_pressed(gap: int) -> bool:
+    """Say whether a gap may come from a machine on which some thread has waited for a processor for seconds."""
+    if gap > PRESSED_LEAST_NS:
+        return False
+    try:
+        with open("/proc/pressure/cpu", "rb", buffering=0) as file:
+            return float(file.read().split()[1].removeprefix(b"avg10=")) > PRESSED
+    except (OSError, IndexError, ValueError):
+        return False
 
 
 def stolen() -> int:

@@ -30,6 +30,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return what a hypervisor has taken, for a test to change."""
     taken = [7]
     monkeypatch.setattr(module, "stolen", lambda: taken[0])
+    monkeypatch.setattr(module, "is_pressed", lambda gap: False)
     return taken
 
 
@@ -66,3 +67,10 @@ def test_many_in_a_second_are_not_told_one_by_one(ticks: list[int]) -> None:
     often = [found.check(at * 40 * MS, (at * 40 + 31) * MS, 3) for at in range(OFTEN + 2)]
     assert often == [False] * (OFTEN - 1) + [True] * 3
     assert len(found.settle(10_000 * MS)) == OFTEN - 1
+
+
+def test_none_is_told_on_a_machine_with_too_much_to_do(ticks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_pressed", lambda gap: gap == 6 * MS)
+    found = stalls(5 * MS)
+    assert not found.check(100 * MS, 106 * MS, 3) and not found
+    assert not found.check(200 * MS, 207 * MS, 3) and found
