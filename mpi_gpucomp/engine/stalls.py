@@ -51,7 +51,7 @@ class Stalls:
             return False
         if self._processor.remember(now, still):
             return True
-        if is_pressed(now - begin):
+        if is_pressed(still):
             return False
         who = f"rank {self._station.rank} ({self._station.host})"
         where = "".join(f" in {title}" for title in self._watch.status().waits.values())

@@ -28,7 +28,7 @@ SAMPLES = 16
 OFTEN = 5
 """Standstills in a second from which on they are not told one by one."""
 PRESSED, PRESSED_LEAST_NS = 25.0, 100_000_000
-"""Where threads of the machine wait for processors more than this percentage of the time, only such a gap counts."""
+"""Where threads of the machine wait for processors more than this percentage of the time, only so long a standstill counts."""
 OTHERS_NS = 8_000_000
 """How often the other threads are noted, by whoever waits."""
 
@@ -85,9 +85,9 @@ def _between(before: bytes, after: bytes) -> int:
     return 0 if start is None or end is None else end - start
 
 
-def is_pressed(gap: int) -> bool:
-    """Say whether a gap may come from a machine on which some thread has waited for a processor for seconds."""
-    if gap > PRESSED_LEAST_NS:
+def is_pressed(still: int) -> bool:
+    """Say whether a standstill may come from a machine on which some thread has waited for a processor for seconds."""
+    if still > PRESSED_LEAST_NS:
         return False
     try:
         with open("/proc/pressure/cpu", "rb", buffering=0) as file:
