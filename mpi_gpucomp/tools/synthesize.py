@@ -38,9 +38,7 @@ RANGE = 4
 WORTH = 0.97
 """What share of the time of the table's best a plan may take at most."""
 CLEARLY = 0.9
-"""What share of a synthesised schedule's time one of the table may take, to be the plan.
-
-Not more, because sums of the table took longer on clusters than simulated."""
+"""What share of a synthesised schedule's time one of the table may take to be the plan: its sums take longer."""
 MOST_COMPARED = 64
 """With more ranks the algorithms of the table are not built for a comparison."""
 
