@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from mpich import mpich
 
 from mpi_gpucomp.device import Device, get_device
 from mpi_gpucomp.errors import DeviceError
 
 __all__ = ["device", "device_or_skip", "gpu", "host", "mpich"]
+
+# No test asserts a time: the machine may be shared and busy.
+settings.register_profile("patient")
+settings.load_profile("patient")
 
 
 def device_or_skip(name: str) -> Device:

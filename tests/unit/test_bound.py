@@ -98,7 +98,7 @@ def near_a_step(dtype: np.dtype) -> st.SearchStrategy[np.ndarray]:
 
 
 @every_type
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data(), bound=st.floats(1e-320, 1e308), rel=st.floats(1e-12, 0.999))
 def test_any_values_stay_within_any_bound(
     dtype: np.dtype, data: st.DataObject, bound: float, rel: float, stream: Stream
@@ -109,7 +109,7 @@ def test_any_values_stay_within_any_bound(
 
 
 @every_type
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(magnitude=st.integers(-10, 10), ratio=st.integers(0, 26), factor=st.floats(1, 2))
 @example(magnitude=0, ratio=3, factor=1.024)
 def test_bounds_near_the_values_and_far_below_hold(

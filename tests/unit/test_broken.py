@@ -73,7 +73,7 @@ def test_another_number_of_elements_is_an_error(spec: str, name: str, stream: St
 
 
 @every_kind
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(places=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4), op=st.booleans())
 def test_damaged_bytes_never_reach_beyond(
     spec: str, name: str, places: list[tuple[int, int]], op: bool, stream: Stream
@@ -96,14 +96,14 @@ def test_a_flip_of_any_bit_in_front_never_reaches_beyond(spec: str, name: str, s
 
 
 @every_kind
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.binary(max_size=400), count=st.integers(0, 5000))
 def test_random_bytes_never_reach_beyond(spec: str, name: str, data: bytes, count: int, stream: Stream) -> None:
     try_to_decode(find(spec), data, name, count, stream)
 
 
 @tiled_kinds
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 32), byte=st.integers(0, 255))
 def test_random_tiles_of_believable_sizes_never_reach_beyond(
     spec: str, name: str, seed: int, byte: int, stream: Stream

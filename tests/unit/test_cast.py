@@ -74,7 +74,7 @@ def test_halfway_goes_to_even(spec: str, stream: Stream) -> None:
 
 
 @every_cast
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(min_size=8, max_size=300))
 def test_any_bytes(spec: str, data: bytes, stream: Stream) -> None:
     large, small = types(spec)

@@ -91,7 +91,7 @@ def test_special_values_come_and_go(dtype: np.dtype, stream: Stream) -> None:
     assert same_bits(decode(encode(after, before, stream), before, stream), after)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(one=st.binary(min_size=8, max_size=400), two=st.binary(min_size=8, max_size=400), dtype=st.sampled_from(TYPES))
 def test_any_bytes_come_back(one: bytes, two: bytes, dtype: np.dtype, stream: Stream) -> None:
     nbytes = min(len(one), len(two)) // 8 * 8

@@ -54,7 +54,7 @@ def test_round_trip_of_every_type(kind: type[GeneralCodec], dtype: Any, count: i
 
 
 @any_format
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=2000), times=st.integers(1, 40))
 def test_round_trip_of_any_bytes(kind: type[GeneralCodec], data: bytes, times: int) -> None:
     stream = get_device("host").stream(inline=True)

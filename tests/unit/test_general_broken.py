@@ -56,7 +56,7 @@ def test_every_truncation_is_an_error(kind: type[GeneralCodec], stream: Stream) 
 
 
 @any_format
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 9), at=st.integers(0, 10**6), flip=st.integers(1, 255), count=st.integers(1, 600))
 def test_damaged_bytes_never_reach_beyond(kind: type[GeneralCodec], seed: int, at: int, flip: int, count: int) -> None:
     stream = get_device("host").stream(inline=True)
@@ -66,7 +66,7 @@ def test_damaged_bytes_never_reach_beyond(kind: type[GeneralCodec], seed: int, a
 
 
 @any_format
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.binary(min_size=1, max_size=300), count=st.integers(1, 5000))
 @example(data=b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 8 + b"\x01\x00\x00", count=100)
 @example(data=b"\xff\xff\xff\xff\x0f" + b"\xfc\xff\xff\xff\xff", count=100)

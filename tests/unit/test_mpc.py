@@ -49,7 +49,7 @@ def test_a_large_chunk(dtype: np.dtype, stream: Stream) -> None:
     assert same_bits(round_trip(Mpc(), values, stream), values)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     data=st.binary(min_size=8, max_size=600),
     times=st.integers(1, 9),

@@ -78,7 +78,7 @@ class Traffic:
 
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("tiers", TIERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 32), anew=st.booleans())
 def test_every_byte_arrives_once_whatever_breaks(tiers: list[list[int]], slow: bool, seed: int, anew: bool) -> None:
     """Do anything in any order; in the end go on with the paths that are left, if some are, or with new ones."""
@@ -112,7 +112,7 @@ def test_every_byte_arrives_once_whatever_breaks(tiers: list[list[int]], slow: b
     traffic.check(anew=anew or not pair.joined())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from("tdlr"), st.integers(0, 1)), max_size=80))
 def test_pointers_keep_their_order(steps: list[tuple[str, int]]) -> None:
     """Take, deliver, lose and resume at random: pointers stay in order, and all is done in the end, each once."""

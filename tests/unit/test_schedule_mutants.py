@@ -95,7 +95,7 @@ def turned(algorithm: Algorithm, draw: st.DrawFn) -> Algorithm:
     return with_step(algorithm, *spot(algorithm, draw), kind=draw(st.sampled_from(["rcs", "rrs", "rrc", "rrcs", "re"])))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(algorithm=mutants(), seed=st.integers(0, 1000))
 def test_what_passes_the_check_is_right_in_every_order(algorithm: Algorithm, seed: int):
     try:

@@ -202,7 +202,7 @@ def test_a_vector_of_no_counts_is_shared_out_as_mpi4py_does(neighbours: Any, len
     check_vector(neighbours(3), lambda memory: memory[:length], 3, np.int16)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_counts_and_displacements(neighbours: Any, data: st.DataObject) -> None:
     ranks, dtype = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([np.uint8, np.int16, np.float64]))
@@ -217,7 +217,7 @@ def test_any_counts_and_displacements(neighbours: Any, data: st.DataObject) -> N
     check_vector(neighbours(ranks), form, ranks, dtype)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_count_and_displacement(neighbours: Any, data: st.DataObject) -> None:
     ranks, code = data.draw(st.integers(1, 4)), data.draw(st.sampled_from(["B", "h", "f", "d", "D"]))
@@ -228,7 +228,7 @@ def test_any_count_and_displacement(neighbours: Any, data: st.DataObject) -> Non
     check_plain(neighbours(ranks), lambda memory: [memory, count, start, code], ranks)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 4), st.integers(0, 30), st.none() | st.integers(-2, 32), st.none() | st.integers(-2, 32))
 def test_what_mpi4py_refuses_we_refuse(
     neighbours: Any, ranks: int, length: int, count: int | None, displacement: int | None

@@ -61,14 +61,14 @@ def test_every_length_gives_every_bit_back(dtype: np.dtype, stream: Stream) -> N
             assert same_bits(round_trip(SPLIT, values, stream), values)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(min_size=8, max_size=600), times=st.integers(1, 40), dtype=st.sampled_from(list(FLOATS.values())))
 def test_any_bytes_come_back(data: bytes, times: int, dtype: np.dtype, stream: Stream) -> None:
     values = np.frombuffer(data[: len(data) // 8 * 8] * times, dtype)
     assert same_bits(round_trip(SPLIT, values, stream), values)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(0, 9) | st.sampled_from([100, 5000, 20_000]), min_size=1, max_size=32).filter(any),
     low=st.integers(0, 2047),

@@ -119,7 +119,7 @@ def finite(width: int) -> st.SearchStrategy[np.ndarray]:
     return arrays(np.dtype(f"f{width // 8}"), st.integers(1, 40), elements=numbers)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values=st.one_of(finite(32), finite(64)), rate=st.floats(0.25, 64))
 def test_any_finite_values_are_libzfps(values: np.ndarray, rate: float, stream: Stream) -> None:
     check_like_zfpy(values, min(rate, 8 * values.itemsize), stream)
