@@ -15,7 +15,7 @@ from mpi_gpucomp.engine.account import account
 from mpi_gpucomp.engine.failure import Disagreement, Failure, Note, note_for
 from mpi_gpucomp.engine.meeting import CHANNELS
 from mpi_gpucomp.engine.roll import Call, Joined, Past, Roll
-from mpi_gpucomp.engine.sentry import Sentry
+from mpi_gpucomp.engine.sentry import IDLE_TURNS, Sentry
 from mpi_gpucomp.engine.slots import Slots
 from mpi_gpucomp.engine.watch import Watch, post_all
 from mpi_gpucomp.errors import PeerError, RankFailedError
@@ -167,9 +167,11 @@ class Engine:
             raise
         if moved:
             self.watch.moved()
-            self.sentry.moved()
+            self.sentry.idle = 0
             return True
-        self.sentry.rest()
+        self.sentry.idle += 1
+        if self.sentry.idle > IDLE_TURNS:
+            self.sentry.rest()
         if self.timeout is not None:
             self.watch.look(self.timeout)
         return False

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from mpi_gpucomp.monitor.station import Station
     from mpi_gpucomp.transport.base import Transport
 
-__all__ = ["Sentry"]
+__all__ = ["IDLE_TURNS", "Sentry"]
 
 LOOK_NS, SOON_NS = 200_000_000, 25_000_000
 """Nanoseconds between looks, and while something is not settled."""
 ASK_NS, LATE_AGAIN_NS = 400_000_000, 2_000_000_000
 """Nanoseconds between questions, and those because of ranks that join late."""
-NOTE_NS = 1_000_000
-"""Nanoseconds between notes of where the counts of this thread are, while it waits."""
+NOTE_NS, SELDOM_NS = 1_000_000, 20_000_000
+"""Nanoseconds between notes of this thread's counts while it waits, and where only long stalls count."""
 IDLE_TURNS = 8
 """Turns without a move from which on there is time to take notes."""
 SETTLED_CALLS = 3
@@ -55,7 +55,9 @@ class Sentry:
         """Do nothing where nothing is recorded."""
         self._transport, self._watch, self._group, self._station = transport, watch, group, station
         self._turned = self._waited = self._naps = self._look_at = self._count_at = self._ask_at = self._late_at = 0
-        self._second, self._waited_before, self._late, self._note_at, self._idle = 0, 0, False, 0, 0
+        self._second, self._waited_before, self._late, self._note_at = 0, 0, False, 0
+        self.idle = 0
+        """Turns since something moved; counted by the engine, to whom a call more in every turn would matter."""
         self._processor = Processor()
         self._stalls = Stalls(watch, station, self._processor) if station is not None else None
         self._question: _Question | None = None
@@ -85,18 +87,13 @@ class Sentry:
             LOGGER.exception("the monitor has failed, and is off from now on")
             self._group = None
 
-    def moved(self) -> None:
-        """Take notice that something has moved in a turn."""
-        self._idle = 0
-
     def rest(self) -> None:
-        """Take notice that nothing has moved in a turn, before whoever waits rests."""
-        self._idle += 1
-        if self._idle < IDLE_TURNS or self._group is None:
+        """Take notes after a turn in which nothing has moved, before whoever waits rests."""
+        if not self._waited or self._group is None:
             return
         now = perf_counter_ns()
-        if self._waited and now > self._note_at:
-            self._note_at = now + NOTE_NS
+        if now > self._note_at:
+            self._note_at = now + (SELDOM_NS if self._processor.pressed else NOTE_NS)
             self._processor.note(now, self._naps)
 
     def _look(self, now: int) -> None:

@@ -87,13 +87,16 @@ def _between(before: bytes, after: bytes) -> int:
 
 def is_pressed(still: int) -> bool:
     """Say whether a standstill may come from a machine on which some thread has waited for a processor for seconds."""
-    if still > PRESSED_LEAST_NS:
-        return False
+    return still <= PRESSED_LEAST_NS and _pressure() > PRESSED
+
+
+def _pressure() -> float:
+    """Return in how much of the last ten seconds some thread waited for a processor, in percent."""
     try:
         with open("/proc/pressure/cpu", "rb", buffering=0) as file:
-            return float(file.read().split()[1].removeprefix(b"avg10=")) > PRESSED
+            return float(file.read().split()[1].removeprefix(b"avg10="))
     except (OSError, IndexError, ValueError):
-        return False
+        return 0.0
 
 
 def stolen() -> int:
@@ -121,11 +124,15 @@ class Processor:
         self._thread = self._noted_at = self._slept = self._others_at = 0
         self._own, self._others = b"", dict[int, bytes]()
         self.stolen = stolen()
-        """At the last note of all threads; it is not asked for where there is no hypervisor that takes any."""
+        """At the last sample; it is not asked for where there is no hypervisor that takes any."""
+        self.pressed = False
+        """Whether the machine was short of processors then."""
         self._stood: deque[tuple[int, int]] = deque(maxlen=128)
 
     def sample(self) -> None:
-        """Look at all threads now, for `delayed`."""
+        """Look at all threads, and at the machine, from time to time."""
+        self.stolen = stolen() if self.stolen else 0
+        self.pressed = _pressure() > PRESSED
         counts = {thread: counts.split() for thread, counts in self._files.read().items()}
         delayed = {thread: int(words[1]) for thread, words in counts.items() if len(words) > 1}
         self._samples.append(_Sample(perf_counter_ns(), delayed))
@@ -136,7 +143,6 @@ class Processor:
         if now - self._others_at > OTHERS_NS:
             self._others_at, self._others = now, self._files.read()
             self._own = self._others.pop(self._thread, b"")
-            self.stolen = stolen() if self.stolen else 0
         else:
             self._own = self._files.of(self._thread)
 
