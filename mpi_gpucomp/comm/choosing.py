@@ -187,7 +187,7 @@ def _usual_chunk(form: Form, codec: Codec) -> int:
     """
     if form.counts is None:
         return DEFAULT_CHUNK
-    return usual_chunk(form.nbytes, coded=codec.name != "none")
+    return usual_chunk(form.nbytes, coded=codec.name != "none", lossless=codec.lossless)
 
 
 def _bare(method: str) -> str:

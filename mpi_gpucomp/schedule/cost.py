@@ -12,8 +12,12 @@ PER_MB = 1e-6 / MB
 """Seconds per byte of one microsecond per MB, the unit of files: 1 Gbit/s is 8000."""
 
 PLAIN_CHUNKS = 32, 1 << 18, 1 << 20
-CODED_CHUNKS = 16, 1 << 19, 1 << 21
-"""How many chunks the engine cuts a message into, and how short and long they may be: bytes."""
+LOSSLESS_CHUNKS = 16, 1 << 19, 1 << 20
+LOSSY_CHUNKS = 16, 1 << 19, 1 << 21
+"""How many chunks the engine cuts a message into, and how short and long they may be: bytes.
+
+On the wire, where short ones are through a chain sooner, those of a lossy codec are a few times shorter.
+"""
 
 
 class Link(NamedTuple):
@@ -71,7 +75,8 @@ def chain_seconds(nbytes: int, chunk: int, ranks: int, link: Link, coding: Codin
     return encode + (ranks - 1) * wire + (loops - 1) * stage + decode
 
 
-def usual_chunk(nbytes: int, *, coded: bool) -> int:
+def usual_chunk(nbytes: int, *, coded: bool, lossless: bool = True) -> int:
     """Return the bytes of a chunk where nobody has said how long it should be, as a communicator chooses."""
-    share, least, most = CODED_CHUNKS if coded else PLAIN_CHUNKS
+    coded_chunks = LOSSLESS_CHUNKS if lossless else LOSSY_CHUNKS
+    share, least, most = coded_chunks if coded else PLAIN_CHUNKS
     return min(most, max(least, nbytes // share))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpi_gpucomp.codec import find
 from mpi_gpucomp.collectives.table import TABLE, build
 from mpi_gpucomp.errors import ScheduleError, SpecError
 from mpi_gpucomp.schedule import xml
@@ -93,6 +94,7 @@ def coding_of(spec: str | None, topology: Topology) -> Coding | None:
     return topology.codecs[spec]
 
 
-def chunk_of(args: argparse.Namespace, *, coded: bool) -> int:
+def chunk_of(args: argparse.Namespace) -> int:
     """Return the bytes of a chunk: as asked for, or as a communicator would choose."""
-    return int(args.chunk or usual_chunk(args.size, coded=coded))
+    codec = find(args.codec or "none")
+    return int(args.chunk or usual_chunk(args.size, coded=codec.name != "none", lossless=codec.lossless))

@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
     topology, collective = topology_of(args), collective_of(args.collective)
     coding = coding_of(args.codec, topology)
     algorithm = algorithm_of(collective, args.algorithm, topology, args.root)
-    chunk = chunk_of(args, coded=coding is not None)
+    chunk = chunk_of(args)
     found = simulate(algorithm, topology, args.size, chunk, coding)
     print(_described(found, collective, args, chunk))
     if args.trace:

@@ -67,7 +67,7 @@ def add(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     topology, collective = topology_of(args), collective_of(args.collective)
     coding = coding_of(args.codec, topology)
-    chunk = chunk_of(args, coded=coding is not None)
+    chunk = chunk_of(args)
     try:
         made = synthesise(
             topology,
