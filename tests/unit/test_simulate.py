@@ -171,7 +171,8 @@ def test_what_does_not_fit():
 
 
 def test_chunks_are_neither_short_nor_long():
-    assert cost.usual_chunk(1 << 30, coded=True) == 2 * MIB
+    assert cost.usual_chunk(1 << 30, coded=True, lossless=False) == 2 * MIB
+    assert cost.usual_chunk(1 << 30, coded=True) == MIB
     assert cost.usual_chunk(1, coded=False) == MIB // 4
 
 
