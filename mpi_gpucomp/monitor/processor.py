@@ -27,7 +27,7 @@ __all__ = ["OFTEN", "Processor", "is_pressed", "stolen"]
 SAMPLES = 16
 OFTEN = 5
 """Standstills in a second from which on they are not told one by one."""
-PRESSED, PRESSED_LEAST_NS = 25.0, 100_000_000
+PRESSED, PRESSED_LEAST_NS = 60.0, 100_000_000
 """Where threads of the machine wait for processors more than this percentage of the time, only so long a one counts."""
 OTHERS_NS = 8_000_000
 """How often the other threads are noted, by whoever waits."""
