@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_gpucomp.comm import Communicator
 from mpi_gpucomp.schedule.cost import Handling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
+
+    from mpi_gpucomp.comm import Communicator
 
 __all__ = ["handling"]
 
@@ -39,6 +40,8 @@ def handling(comm: MPI.Intracomm, latency: float, cores: float) -> tuple[Handlin
 
     Return what a message costs, and how many cores are busy with looking for messages while ranks wait.
     """
+    from mpi_gpucomp.comm import Communicator  # here, so that other commands run where there is no MPI
+
     many = np.ones(MANY * CODED // ITEM, np.float32)
     with Communicator(comm, CODEC, small=0, monitor=False) as ranks:
         coded = _median(comm, ROUNDS, lambda: ranks.Bcast(many, algorithm="chain", chunk=CODED)) / MANY
