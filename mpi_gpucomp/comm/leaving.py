@@ -35,7 +35,7 @@ def _leave_one(caller: Caller) -> None:
         until = time.monotonic() + LEAVE_SECONDS
         caller.crank.wait_until(lambda: caller.engine.under_way is None or time.monotonic() > until)
     caller.crank.close()
-    under_way = caller.engine.under_way
+    under_way = caller.engine.under_way or (error and caller.engine.broken_off)
     if under_way:
         why = f"with {type(error).__name__}" if error else "without waiting for it"
         said = f"rank {caller.rank} ends {why} in the middle of {under_way}, and the whole job with it"

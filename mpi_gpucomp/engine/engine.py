@@ -55,6 +55,8 @@ class Engine:
         self.timeout = timeout
         self.broken: Exception | None = None
         """Why nothing more can be done here."""
+        self.broken_off: str | None = None
+        """What was under way when this rank left, of its own accord: others may wait for it and never look up."""
         self._transport, self._roll, self._tag = transport, Roll(), 0
         rank, size = transport.rank, transport.size
         self._others = frozenset(range(size)) - {rank}
@@ -336,6 +338,7 @@ class Engine:
         """Give up for a reason that only this rank knows, and tell it to all."""
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if self.broken is None:
+            self.broken_off = self.under_way
             with suppress(RankFailedError):
                 post_all(self._transport, "left", why)
             self.give_up(self._left(self._transport.rank, why))

@@ -138,6 +138,20 @@ def waiting(comm: Communicator, victim: int) -> None:
     comm.Iallreduce(MPI.IN_PLACE, np.ones(100_000, np.float32), name="weights").Wait()
 
 
+def breaking_off(comm: Communicator, victim: int) -> None:
+    """Let all wait for a rank that does not come; one of them is interrupted while the engine turns."""
+    transport = comm._caller.transport
+
+    def poll() -> object:
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        return type(transport).poll(transport)
+
+    if RANK == 1:
+        transport.poll = poll
+    waiting(comm, victim)
+
+
 def busy(comm: Communicator, victim: int) -> None:
     """Work without end, until all are interrupted from outside."""
     while True:

@@ -149,6 +149,14 @@ def test_interrupting_the_launcher_ends_all_ranks(start):
 def test_interrupting_one_rank_ends_the_job_and_says_why(start):
     job = start(3, "waiting", 0)
     os.kill(job.wait_until_begun()[1], signal.SIGINT)
+    assert_rank_1_was_interrupted(job)
+
+
+def test_interrupting_one_rank_while_its_engine_turns_ends_the_job_too(start):
+    assert_rank_1_was_interrupted(start(3, "breaking_off", 0))
+
+
+def assert_rank_1_was_interrupted(job: Started) -> None:
     status, output, errors = job.end()
     assert status != 0
     assert "KeyboardInterrupt" in errors
