@@ -19,6 +19,8 @@ __all__ = ["Backoff", "Crank"]
 
 EAGER_TURNS = 4
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 200e-6
+QUICK = 4e-4
+"""Seconds between moves below which the next one is waited for without a nap."""
 IDLE_NAP = 0.05
 """Seconds between looks at the letters of other ranks, which may ask what this one is doing, while there is no work."""
 
@@ -28,12 +30,15 @@ class Backoff:
 
     def __init__(self, eager_turns: int = EAGER_TURNS) -> None:
         """Begin with turns that follow each other at once."""
-        self._eager = eager_turns
-        self.reset()
+        self._eager, self._turns, self._nap = eager_turns, 0, SHORTEST_NAP
+        self._moved = time.perf_counter()
 
     def reset(self) -> None:
-        """Begin again: something has moved."""
-        self._turns, self._nap = 0, SHORTEST_NAP
+        """Begin again: something has moved. Where that took long, so will the next."""
+        now = time.perf_counter()
+        gap, self._moved = now - self._moved, now
+        self._turns = 0 if gap < QUICK else self._eager
+        self._nap = min(LONGEST_NAP, max(SHORTEST_NAP, gap / 8))
 
     def rest(self) -> bool:
         """Rest behind a turn in which nothing has moved; say whether that was a nap."""

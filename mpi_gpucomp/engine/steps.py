@@ -189,6 +189,8 @@ class Steps:
         elif shared.frame is None:
             yield lambda: shared.frame is not None
         assert shared.frame is not None
+        if not state.may_send():
+            yield state.may_send
         self._wire.post(state, shared.frame)
         shared.left -= 1
         if not shared.left:

@@ -25,6 +25,8 @@ __all__ = ["AHEAD", "LaneState", "Wire"]
 
 AHEAD = 2
 """Messages that a lane has room for before it needs them."""
+DEPTH = 8
+"""Messages that a lane has on their way at most: to announce hundreds at once would keep MPI from sending the first."""
 QUICK = 1e-3
 """Seconds between messages below which none is worth waiting for: memory that ranks share, or a fast wire."""
 
@@ -68,6 +70,10 @@ class LaneState:
     def has_message(self) -> bool:
         """Say whether the next message is there."""
         return bool(self.arriving) and self.arriving[0][0].done()
+
+    def may_send(self) -> bool:
+        """Say whether there is room on the way for another message."""
+        return len(self.leaving) < DEPTH
 
     def wait_from_now(self) -> None:
         """Note, for the monitor, since when the lane cannot go on without the next message."""
