@@ -194,7 +194,7 @@ class _Ours(Contender):
         """Let `auto` find the fastest way, as `mpi-tuned` does; calls with an I then know what it has measured."""
         if self._codec.name == "auto":
             self._ours.tune(message.collective.method)
-            self._ours.settle(message.collective.method, *_arguments(message), **self._options)
+            self.note = self._ours.settle(message.collective.method, *_arguments(message), **self._options)
 
     def call(self, message: Message) -> None:
         """Call the Communicator's method."""

@@ -18,12 +18,13 @@ from mpi_gpucomp.comm.leaving import OPEN
 from mpi_gpucomp.comm.monitoring import join_monitor
 from mpi_gpucomp.comm.names import Names
 from mpi_gpucomp.comm.nodes import nodes_of
+from mpi_gpucomp.comm.options import Calls
 from mpi_gpucomp.comm.packing import Packing, device_of
 from mpi_gpucomp.comm.plain import passes
 from mpi_gpucomp.comm.planned import Planned
 from mpi_gpucomp.comm.request import Request
 from mpi_gpucomp.comm.straight import Straight
-from mpi_gpucomp.comm.tuning import Tuner
+from mpi_gpucomp.comm.tuning import EVER, Tuner
 from mpi_gpucomp.device import order_after
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.engine.engine import Engine
@@ -89,15 +90,15 @@ class Caller:
 
     # Calls
 
-    def block(self, method: str, args: tuple[Any, ...], options: Options) -> MPI.Intracomm | None:
-        """Carry out a call; return where MPI may be called for the next one like it, if nobody has to be asked then."""
+    def block(self, method: str, args: tuple[Any, ...], options: Options) -> tuple[MPI.Intracomm, Calls] | None:
+        """Carry out a call; return where MPI may be called for the next ones like it, where nobody has to be asked."""
         try:
             return self._block(method, args, options)
         except MPI.Exception as error:
             self.straight.check_dead(error)
             raise
 
-    def _block(self, method: str, args: tuple[Any, ...], options: Options) -> MPI.Intracomm | None:
+    def _block(self, method: str, args: tuple[Any, ...], options: Options) -> tuple[MPI.Intracomm, Calls] | None:
         form, choice = self._understood(method, args, options, blocking=True)
         start = perf_counter()
         try:
@@ -110,13 +111,15 @@ class Caller:
 
     def _carry_out(
         self, method: str, form: Form | None, args: tuple[Any, ...], options: Options, choice: Choice
-    ) -> MPI.Intracomm | None:
+    ) -> tuple[MPI.Intracomm, Calls] | None:
         if form is None or choice.algorithm is None:
             on = self.straight.block(method, form, args, choice)
             if (told := self.straight.told(method, options)) is not None:
                 told()
-            lasting = form is not None and (choice.lasting or self._chooser.is_small(form, choice.codec))
-            return on if form is not None and lasting and passes(form, args) and self.crank.background else None
+            if form is None or not passes(form, args) or not self.crank.background:
+                return None
+            calls = Calls(EVER) if self._chooser.is_small(form, choice.codec) else choice.lasting
+            return (on, calls) if calls else None
         Request(self._submit(form, choice, options, background=False), self.crank, form).Wait()
         return None
 
@@ -136,8 +139,8 @@ class Caller:
             return lambda: self.straight.start(method, form, args, choice, told)
         return lambda: Request(self._submit(form, choice, options, background=True), self.crank, form)
 
-    def settle(self, method: str, args: tuple[Any, ...], options: Options) -> None:
-        """Make a call until `auto` knows the best way for it."""
+    def settle(self, method: str, args: tuple[Any, ...], options: Options) -> str:
+        """Make a call until `auto` knows the best way for it, and describe that."""
         self.straight.quick.clear()  # what goes straight to MPI now may find a better way
         self._tuner.settling = True
         try:
@@ -146,6 +149,11 @@ class Caller:
                 self.block(method, args, options)
         finally:
             self._tuner.settling = False
+        form, choice = self._understood(method, args, options, blocking=True)
+        if form is None or choice.algorithm is None or choice.codec is None:
+            return f"MPI's own, {self.straight.algorithm(method, form, choice)}"
+        chunk = choice.piece * form.some.buffer.dtype.itemsize
+        return f"{choice.algorithm.name}, {choice.codec.spec}, chunks of {chunk >> 10} KiB"
 
     def tune(self, methods: tuple[str, ...]) -> None:
         """Measure for `auto` now."""

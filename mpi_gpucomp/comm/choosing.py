@@ -54,14 +54,14 @@ class Chooser:
         free = name is None and wanted is None and not self._settings.rails
         if free and self.is_small(form, codec):
             return Choice(codec, None)
-        chunk, trial = options.get("chunk") or self._settings.chunk or _usual_chunk(form, codec), None
+        chunk, trial = options.get("chunk") or self._settings.chunk or self._usual_chunk(form, codec), None
         if isinstance(codec, Auto):
             codec = self._tuner.codec
             if free and form.counts is not None and can_do(form):
                 decision = self._decide(method, form, blocking=blocking)
                 codec, wanted = decision.codec, decision.algorithm
                 # The model does not know what else a chunk costs that is encoded.
-                best = decision.chunk if codec.name == "none" else _usual_chunk(form, codec)
+                best = decision.chunk if codec.name == "none" else self._usual_chunk(form, codec)
                 chunk = options.get("chunk") or self._settings.chunk or best
                 if wanted is None:
                     on, trial, lasting = decision.on, decision.trial, decision.lasting
@@ -151,6 +151,17 @@ class Chooser:
         # Without a codec that somebody asked for, a single chunk gains nothing from a schedule.
         return form.nbytes <= (max(small, chunk) if small and codec.name in ("none", "auto") else small)
 
+    def _usual_chunk(self, form: Form, codec: Codec) -> int:
+        """Return the bytes of a chunk where nobody has said how long it should be.
+
+        Shorter chunks are through a chain sooner, and each takes the processor some time however short it is: far more
+        with a codec than without.
+        """
+        if form.counts is None:
+            return DEFAULT_CHUNK
+        shared = len(self._nodes) == 1
+        return usual_chunk(form.nbytes, coded=codec.name != "none", lossless=codec.lossless, shared=shared)
+
     def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
         """Return the schedule for a call: by its name, from a file, or as given."""
         if wanted is None:
@@ -177,17 +188,6 @@ class Chooser:
                 remedy="Load a schedule that was made for this call.",
                 rank=self._rank,
             )
-
-
-def _usual_chunk(form: Form, codec: Codec) -> int:
-    """Return the bytes of a chunk where nobody has said how long it should be.
-
-    Shorter chunks are through a chain sooner, and each takes the processor some time however short it is: far more
-    with a codec than without.
-    """
-    if form.counts is None:
-        return DEFAULT_CHUNK
-    return usual_chunk(form.nbytes, coded=codec.name != "none", lossless=codec.lossless)
 
 
 def _bare(method: str) -> str:

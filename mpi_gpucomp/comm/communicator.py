@@ -151,13 +151,13 @@ class Communicator(Methods):
         """
         self._caller.tune(methods or ("Bcast", "Allreduce"))
 
-    def settle(self, method: str, /, *args: Any, **options: Unpack[Options]) -> None:
-        """Call a method, by its name, until codec="auto" has found the fastest way for such a message.
+    def settle(self, method: str, /, *args: Any, **options: Unpack[Options]) -> str:
+        """Call a method, by its name, until codec="auto" has found the fastest way for such a message; return which.
 
         All ranks do, together. Without it the first one or two dozen calls of each size take the ways in turns, and
         sums, which are to be the same in every call, go by what the model expects.
         """
-        self._caller.settle(method, args, options)
+        return self._caller.settle(method, args, options)
 
     # Names
 

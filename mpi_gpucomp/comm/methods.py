@@ -54,21 +54,25 @@ class Methods:
         """Send the root's buffer to all."""
         if type(buf) is not _Array or not buf.flags.carray or options:
             self._caller.block("Bcast", (buf, root), options)
-        elif (on := self._quick.get(kind := (buf.nbytes, buf.dtype.char, root))) is None:
-            if (on := self._caller.block("Bcast", (buf, root), options)) is not None:
-                self._quick[kind] = on
-        else:  # Watch.note and Straight.call written out: of three microseconds every call takes its share
-            watch = self._watch
-            watch.trace = (watch.trace * 31 + kind[0] + root) & LOW_BITS
-            watch.steps += 1
-            watch.outside = "Bcast"
-            try:
-                on.Bcast(buf, root)
-            except MPI.Exception as error:
-                self._caller.straight.check_dead(error)
-                raise
-            finally:
-                watch.outside = None
+            return
+        known = self._quick.get(kind := (buf.nbytes, buf.dtype.char, root))
+        if known is None or known[1].left <= 0:
+            if (known := self._caller.block("Bcast", (buf, root), options)) is not None:
+                self._quick[kind] = known
+            return
+        # Watch.note and Straight.call written out: of three microseconds every line takes its share
+        (on, calls), watch = known, self._watch
+        calls.left -= 1
+        watch.trace = (watch.trace * 31 + kind[0] + root) & LOW_BITS
+        watch.steps += 1
+        watch.outside = "Bcast"
+        try:
+            on.Bcast(buf, root)
+        except MPI.Exception as error:
+            self._caller.straight.check_dead(error)
+            raise
+        finally:
+            watch.outside = None
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[Options]
@@ -80,21 +84,24 @@ class Methods:
         """Reduce all buffers into everybody's."""
         if type(recvbuf) is not _Array or not recvbuf.flags.carray or not _is_plain(sendbuf) or options:
             self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)
-        elif (on := self._quick.get(kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle))) is None:
-            if (on := self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)) is not None:
-                self._quick[kind] = on
-        else:
-            watch = self._watch
-            watch.trace = (watch.trace * 31 + kind[0]) & LOW_BITS
-            watch.steps += 1
-            watch.outside = "Allreduce"
-            try:
-                on.Allreduce(sendbuf, recvbuf, op)
-            except MPI.Exception as error:
-                self._caller.straight.check_dead(error)
-                raise
-            finally:
-                watch.outside = None
+            return
+        known = self._quick.get(kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle))
+        if known is None or known[1].left <= 0:
+            if (known := self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)) is not None:
+                self._quick[kind] = known
+            return
+        (on, calls), watch = known, self._watch
+        calls.left -= 1
+        watch.trace = (watch.trace * 31 + kind[0]) & LOW_BITS
+        watch.steps += 1
+        watch.outside = "Allreduce"
+        try:
+            on.Allreduce(sendbuf, recvbuf, op)
+        except MPI.Exception as error:
+            self._caller.straight.check_dead(error)
+            raise
+        finally:
+            watch.outside = None
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[Options]) -> None:
         """Collect the buffers of all ranks everywhere."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.transport.rails import Rails
 
-__all__ = ["Choice", "Options", "Settings"]
+__all__ = ["Calls", "Choice", "Options", "Settings"]
 
 
 class Options(TypedDict, total=False):
@@ -39,6 +39,16 @@ class Options(TypedDict, total=False):
     """Called in its place, with what went wrong, if it is over and not complete; not by MPI's own."""
 
 
+class Calls:
+    """How many calls a choice still holds for; all ranks count the same ones."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        """Begin to count down."""
+        self.left = left
+
+
 class Choice(NamedTuple):
     """What was chosen for a call."""
 
@@ -51,8 +61,8 @@ class Choice(NamedTuple):
     """Where MPI's own is called, if not where it usually is."""
     trial: Trial[Any] | None = None
     """What wants to know how long the call has taken."""
-    lasting: bool = False
-    """Whether such calls go this way from now on, whatever is in them."""
+    lasting: Calls | None = None
+    """How many such calls go this way from now on, whatever is in them."""
 
 
 class Settings(NamedTuple):

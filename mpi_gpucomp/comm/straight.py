@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
 
+from mpi_gpucomp.comm.own import DEFAULT
 from mpi_gpucomp.comm.plain import Detour, passes
 from mpi_gpucomp.comm.request import PlainRequest, Request
 from mpi_gpucomp.engine.job import Job
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.comm.forms import Form
-    from mpi_gpucomp.comm.options import Choice, Options
+    from mpi_gpucomp.comm.options import Calls, Choice, Options
     from mpi_gpucomp.comm.own import Better
     from mpi_gpucomp.engine.engine import Engine
     from mpi_gpucomp.engine.progress import Crank
 
 __all__ = ["Quick", "Straight"]
 
-Quick: TypeAlias = "dict[tuple[int, str, int], MPI.Intracomm]"
+Quick: TypeAlias = "dict[tuple[int, str, int], tuple[MPI.Intracomm, Calls]]"
 
 REVOKED_SECONDS = 1.0
 """How long a call of MPI's own may take to come back once it was revoked; an MPI with no ULFM does not even say so."""
@@ -49,7 +50,10 @@ class Straight:
         """Kinds of calls that all ranks were found to make alike."""
         self._better: dict[str, list[Better]] = {}
         self.quick: Quick = {}
-        """Where to call those on numpy's arrays that are told by length, type, root or operation, to lose no time."""
+        """Where to call those on numpy's arrays that are told by length, type, root or operation, to lose no time.
+
+        And for how many calls that holds.
+        """
 
     def improve(self, method: str, better: Better) -> None:
         """Use another communicator for messages of some lengths from now on; all ranks are told the same."""
@@ -63,10 +67,18 @@ class Straight:
         if meeting is not None:
             self._hold(meeting)
         self._watch.note(sum(_extent(form)))
-        suited = (better.comm for better in self._better.get(method, ()) if better.suits(_extent(form)[0]))
-        on = choice.on or next(suited, self._plain)
+        on = self._where(method, form, choice)
         self._plainly(method, form, args, on)
         return on
+
+    def _where(self, method: str, form: Form | None, choice: Choice) -> MPI.Intracomm:
+        suited = (better.comm for better in self._better.get(method, ()) if better.suits(_extent(form)[0]))
+        return choice.on or next(suited, self._plain)
+
+    def algorithm(self, method: str, form: Form | None, choice: Choice) -> str:
+        """Return the name of the algorithm that MPI's own takes."""
+        on = self._where(method, form, choice)
+        return DEFAULT if on is self._plain else on.Get_name()
 
     def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...], on: MPI.Intracomm) -> None:
         """Call MPI, by way of the host where it cannot reach the elements."""

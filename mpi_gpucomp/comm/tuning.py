@@ -22,6 +22,7 @@ from mpi_gpucomp.codec import find
 from mpi_gpucomp.codec.auto import CANDIDATES, GENERAL, Auto
 from mpi_gpucomp.collectives import algorithms
 from mpi_gpucomp.comm.calibrate import METHODS, arguments, calibrate
+from mpi_gpucomp.comm.options import Calls
 from mpi_gpucomp.comm.own import DEFAULT, Tuned, keeps_settings
 from mpi_gpucomp.comm.trial import Trial
 from mpi_gpucomp.device import get_device, order_after
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
     from mpi_gpucomp.comm.nodes import Nodes
     from mpi_gpucomp.comm.own import Better
 
-__all__ = ["OWN", "Decision", "Tuner"]
+__all__ = ["EVER", "OWN", "Decision", "Tuner"]
 
 OPTIMISTIC = 8.0
 """A ratio beyond what to hope for."""
 TYPICAL = {"float16": 1.2, "bfloat16": 1.45, "float32": 1.15, "float64": 1.1}
 """Ratios of `split` on weights and gradients."""
-CALLS_PER_SAMPLE = 16
+CALLS_PER_SAMPLE, EVER = 16, 1 << 62
+"""How many calls a sample holds for, and what needs none."""
 PLAUSIBLE = 2.0
 """How many times as long as MPI's own a way may be expected to take, to be tried."""
 MOST_TRIALS = 64
@@ -61,8 +63,8 @@ class Decision(NamedTuple):
     """Where MPI's own is called, if not where its length suggests."""
     trial: Trial[Any] | None = None
     """What wants to know how long it has taken."""
-    lasting: bool = False
-    """Whether all that follow are decided alike, whatever is in them."""
+    lasting: Calls | None = None
+    """How many that follow are decided alike, whatever is in them."""
 
 
 OWN = Decision(None)
@@ -100,7 +102,7 @@ class Tuner:
         self._nodes = nodes
         self._known: dict[str, Calibration] = {}
         self._tuned: list[Tuned] = []
-        self._samples: dict[tuple[str, int, str], tuple[int, Sample]] = {}
+        self._samples: dict[tuple[str, int, str], tuple[Calls, Sample]] = {}
         self._trials: dict[tuple[str, int, str, str], Trial[Decision]] = {}
         self.codec = Auto()
         self.settling = False
@@ -142,10 +144,10 @@ class Tuner:
             return self._by_habit(form, nbytes)
         known, dtype = self._known[form.collective], form.some.buffer.dtype
         may_pay = any(known.choose(nbytes, dtype, name, OPTIMISTIC).encoded for name in _candidates(form))
-        sample = self._recent(form, nbytes) if may_pay else UNSEEN
+        calls, sample = self._recent(form, nbytes) if may_pay else (Calls(EVER), UNSEEN)
         expected = _decision(known.choose(nbytes, dtype, *sample), sample)
         decision = self._tried(form, nbytes, expected, sample)
-        return decision._replace(lasting=not may_pay and decision.trial is None)
+        return decision._replace(lasting=calls if decision.trial is None else None)
 
     def _by_habit(self, form: Form, nbytes: int) -> Decision:
         """Decide by what such data usually are."""
@@ -206,18 +208,19 @@ class Tuner:
 
     # Samples
 
-    def _recent(self, form: Form, nbytes: int) -> Sample:
-        """Return what a sample of this message or of one before it, of its kind, has shown.
+    def _recent(self, form: Form, nbytes: int) -> tuple[Calls, Sample]:
+        """Return what a sample of this message or of one before it, of its kind, has shown, and how long that holds.
 
         To agree on a sample takes as long as a short message. A chunk that does not shrink travels as it is anyway.
         """
         kind = form.collective, nbytes.bit_length(), form.some.buffer.dtype.name
-        left, sample = self._samples.get(kind, (0, UNSEEN))
-        if not left:
+        calls, sample = self._samples.get(kind, (Calls(0), UNSEEN))
+        if not calls.left:
             self._gather(form, "a sample")
-            left, sample = CALLS_PER_SAMPLE, self._sampled(form)
-        self._samples[kind] = left - 1, sample
-        return sample
+            # A new count: whoever holds the old one holds a choice that is over.
+            calls, sample = self._samples[kind] = Calls(CALLS_PER_SAMPLE), self._sampled(form)
+        calls.left -= 1
+        return calls, sample
 
     def _sampled(self, form: Form) -> Sample:
         """Agree on a codec and its ratio: the worst of all ranks that have data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import NamedTuple
 
 __all__ = ["FREE", "MB", "PER_MB", "UNHANDLED", "Coding", "Handling", "Link", "chain_seconds", "usual_chunk"]
@@ -11,10 +12,16 @@ MB = 1_000_000
 PER_MB = 1e-6 / MB
 """Seconds per byte of one microsecond per MB, the unit of files: 1 Gbit/s is 8000."""
 
-PLAIN_CHUNKS = 32, 1 << 18, 1 << 20
+PLAIN_UNIT, SHARED_UNIT = 1 << 14, 1 << 16
+LEAST_PLAIN, MOST_PLAIN = 1 << 18, 1 << 22
+"""A chunk without a codec has the root of the message's bytes times a unit, within limits: 1 MiB for 64 MiB.
+
+The last rank of a chain waits longer the longer a chunk is, and chunks cost more the more there are: so their best
+length grows with the root of the message's. Through memory that ranks share, a chunk is soon through.
+"""
 LOSSLESS_CHUNKS = 16, 1 << 19, 1 << 20
 LOSSY_CHUNKS = 16, 1 << 19, 1 << 21
-"""How many chunks the engine cuts a message into, and how short and long they may be: bytes.
+"""How many chunks the engine cuts a message into with a codec, and how short and long they may be: bytes.
 
 On the wire, where short ones are through a chain sooner, those of a lossy codec are a few times shorter.
 """
@@ -75,8 +82,13 @@ def chain_seconds(nbytes: int, chunk: int, ranks: int, link: Link, coding: Codin
     return encode + (ranks - 1) * wire + (loops - 1) * stage + decode
 
 
-def usual_chunk(nbytes: int, *, coded: bool, lossless: bool = True) -> int:
-    """Return the bytes of a chunk where nobody has said how long it should be, as a communicator chooses."""
-    coded_chunks = LOSSLESS_CHUNKS if lossless else LOSSY_CHUNKS
-    share, least, most = coded_chunks if coded else PLAIN_CHUNKS
+def usual_chunk(nbytes: int, *, coded: bool, lossless: bool = True, shared: bool = False) -> int:
+    """Return the bytes of a chunk where nobody has said how long it should be, as a communicator chooses.
+
+    `shared` where all ranks are on one node.
+    """
+    if not coded:
+        best = isqrt(nbytes * (SHARED_UNIT if shared else PLAIN_UNIT))
+        return min(MOST_PLAIN, max(LEAST_PLAIN, best & -LEAST_PLAIN))
+    share, least, most = LOSSLESS_CHUNKS if lossless else LOSSY_CHUNKS
     return min(most, max(least, nbytes // share))

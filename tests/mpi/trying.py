@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
+from mpi_gpucomp.comm.tuning import CALLS_PER_SAMPLE, OWN
+from mpi_gpucomp.schedule.cost import Link
 
 WORLD = MPI.COMM_WORLD
 WEIGHTS = np.random.default_rng(0).normal(0, 0.02, 1 << 19).astype(np.float32)
@@ -27,6 +30,27 @@ def heard(comm: Communicator) -> str:
     except GpucompError as error:
         return type(error).__name__
     return "no error"
+
+
+def as_if_slow(comm: Communicator) -> None:
+    """Let `auto` believe in a network so slow that what is in a message decides; and find that it is not."""
+    known = comm._caller._tuner._known
+    comm._caller._tuner._ways = lambda *_: [OWN]  # type: ignore[method-assign]
+    figures = known["broadcast"].figures
+    own = tuple((nbytes, 8e-8 * nbytes) for nbytes, _ in figures.own)
+    known["broadcast"] = replace(known["broadcast"], figures=replace(figures, link=Link(1e-4, 8e-8), own=own))
+
+
+def many(comm: Communicator) -> bool:
+    """Broadcast often, two lengths of one kind, which one rank describes in another way; say whether all has come."""
+    right, quick = [], 0
+    for call in range(100):
+        length = WEIGHTS.size - 8 * (call % 3 == 0)
+        values = WEIGHTS[:length].copy() if WORLD.rank == 0 else np.zeros(length, np.float32)
+        comm.Bcast([values, MPI.FLOAT] if WORLD.rank == 1 else values)
+        right.append(values.tobytes() == WEIGHTS[:length].tobytes())
+        quick += any(0 < calls.left < CALLS_PER_SAMPLE for _, calls in comm._quick.values())
+    return all(right) and (quick > 0 or WORLD.rank == 1)
 
 
 def sums(comm: Communicator) -> bool:
@@ -52,6 +76,9 @@ def main() -> None:
         comm.settle("Bcast", WEIGHTS.copy())
         right += [arrives(comm, root=1)]
         right += [sums(comm)]
+        as_if_slow(comm)
+        comm._quick.clear()
+        right += [many(comm)]
         trials = comm._caller._tuner._trials.values()
         settled = [trial.settled for trial in trials]
         found = {"error": error, "right": all(right), "settled": settled, "left": [trial._left for trial in trials]}

@@ -10,7 +10,7 @@ from mpi_gpucomp.codec.auto import Auto, Coding, Costs
 from mpi_gpucomp.collectives.select import Figures, Link
 from mpi_gpucomp.comm.calibrate import Calibration
 from mpi_gpucomp.comm.forms import FORMS, Place
-from mpi_gpucomp.comm.tuning import CALLS_PER_SAMPLE, Tuner
+from mpi_gpucomp.comm.tuning import CALLS_PER_SAMPLE, EVER, Tuner
 
 MEGABYTE = 1 << 20
 GIGABIT = 8e-9
@@ -92,8 +92,8 @@ def test_ways_that_may_be_the_fastest_take_turns():
     assert near.decide(form(WEIGHTS[: 1 << 20]), 4 << 20, blocking=True).trial is not None, "but not for others"
 
 
-@pytest.mark.parametrize(("wire", "lasting"), [(0.2e-9, True), (GIGABIT, False)], ids=["memory", "gigabit"])
-def test_what_was_the_fastest_lasts_where_no_data_could_change_it(wire, lasting):
+@pytest.mark.parametrize(("wire", "lasts"), [(0.2e-9, True), (GIGABIT, False)], ids=["memory", "gigabit"])
+def test_what_was_the_fastest_lasts_where_no_data_could_change_it_else_as_long_as_a_sample(wire, lasts):
     """Calls that need not be asked about any more cost microseconds less."""
     known = tuner(wire, own=wire)
     for _ in range(30):
@@ -102,7 +102,11 @@ def test_what_was_the_fastest_lasts_where_no_data_could_change_it(wire, lasting)
             break
         assert not decision.lasting
         decision.trial.note(1.0 if decision.algorithm is None else 2.0)
-    assert (decision.algorithm, decision.lasting) == (None, lasting)
+    assert decision.algorithm is None and decision.lasting is not None
+    assert decision.lasting.left == EVER if lasts else decision.lasting.left < CALLS_PER_SAMPLE
+    left = decision.lasting.left
+    again = known.decide(form(WEIGHTS), WEIGHTS.nbytes, blocking=True)
+    assert again.lasting is not None and again.lasting.left == (EVER if lasts else (left - 1) % CALLS_PER_SAMPLE)
 
 
 def test_sums_go_by_the_model_until_they_are_settled():

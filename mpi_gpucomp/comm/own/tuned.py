@@ -120,7 +120,9 @@ class Tuned:
         if self._per_call or not candidate.settings:
             return self._comm
         with control.settings(candidate.settings):
-            return self._comm.Dup()
+            made = self._comm.Dup()
+        made.Set_name(candidate.name)
+        return made
 
     def _under(self, candidate: Candidate) -> AbstractContextManager[None]:
         """Return what has to stand around the call."""
