@@ -17,7 +17,7 @@ from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.monitor.alarms import LOGGER
 from mpi_gpucomp.monitor.box import SEND
 from mpi_gpucomp.monitor.digest import LOOKED_AT_NS, Digest, digest
-from mpi_gpucomp.monitor.judge import HANG, LATE, Verdict, judge, judge_hang
+from mpi_gpucomp.monitor.judge import HANG, LATE, Verdict, judge, judge_hang, judge_silence
 from mpi_gpucomp.monitor.processor import Processor
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IDLE_TURNS", "Sentry"]
 
-LOOK_NS, SOON_NS = 200_000_000, 25_000_000
+LOOK_NS, SOON_NS = 300_000_000, 25_000_000
 """Nanoseconds between looks, and while something is not settled."""
 ASK_NS, LATE_AGAIN_NS = 400_000_000, 2_000_000_000
 """Nanoseconds between questions, and those because of ranks that join late."""
@@ -61,8 +61,9 @@ class Sentry:
         self._processor = Processor()
         self._stalls = Stalls(watch, station, self._processor) if station is not None else None
         self._question: _Question | None = None
-        self._suspected: Verdict | None = None
-        self._numbers, self._told_of, self._hang_asked, self._seen, self._in_a_row = 0, False, 0.0, -1, 0
+        self._votes: dict[tuple[str, tuple[int, ...]], int] = {}
+        """How often each verdict was said of late, less how often another one, or none."""
+        self._numbers, self._told_of, self._hang_asked, self._seen = 0, False, 0.0, -1
 
     def turn(self, waiting: int, naps: int) -> None:
         """Take notice of a turn of the engine.
@@ -172,6 +173,7 @@ class Sentry:
         own, status = digest(self._group, perf_counter_ns(), self._watch.under_way()), self._watch.status()
         own.host, own.begun, own.waits = self._station.host, status.runs, list(status.waits.values())
         own.delayed, own.still = self._processor.delayed(own.clock), self._processor.still(own.clock)
+        own.pressed = self._processor.pressed
         return own
 
     def _ask(self, *, hang: bool) -> None:
@@ -214,15 +216,25 @@ class Sentry:
             self._settle_hang(question)
         elif complete:
             self._suspect(judge(question.told))
+        elif self._has_moved_since(question.asked):  # or it is a hang, if it lasts
+            assert self._group is not None
+            self._suspect(judge_silence(question.told, self._group.world, ANSWER_SECONDS))
+
+    def _has_moved_since(self, asked: float) -> bool:
+        since = self._watch.waits_since()
+        return since is None or since > asked
 
     def _suspect(self, verdict: Verdict | None) -> None:
-        """Raise the alarm once a verdict has been the same often enough."""
-        before, self._suspected, self._told_of = self._suspected, verdict, verdict is not None
-        if verdict is None:
+        """Raise the alarm once a verdict has been the same often enough; any other one speaks against it."""
+        self._told_of = verdict is not None
+        key = verdict[:2] if verdict else None
+        others = {one: votes - 1 for one, votes in self._votes.items() if one != key and votes > 1}
+        if verdict is None or key is None:
+            self._votes = others
             return
-        same = before is not None and (verdict.kind, verdict.ranks) == (before.kind, before.ranks)
-        self._in_a_row = self._in_a_row + 1 if same else 1
-        if self._in_a_row >= verdict.times:
+        votes = min(self._votes.get(key, 0) + 1, verdict.times)
+        self._votes = {**others, key: votes}
+        if votes == verdict.times:
             self._raise(verdict)
 
     def _settle_hang(self, question: _Question) -> None:

@@ -73,6 +73,8 @@ class Digest:
     """How fast it encodes and decodes, against its own mean."""
     delayed: float = 0.0
     """The share of the second in which its worst thread waited for a processor."""
+    pressed: bool = False
+    """Whether threads of its machine wait for processors most of the time."""
     still: float = 0.0
     """The share of the second in which it stood still, without waiting for one."""
 

@@ -15,15 +15,26 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.monitor.digest import Digest, Outgoing
 
-__all__ = ["ALARM_KINDS", "HANG", "IMBALANCE", "SLOW_LINK", "SLOW_RANK", "STALL", "Verdict", "judge", "judge_hang"]
+__all__ = [
+    "ALARM_KINDS",
+    "HANG",
+    "IMBALANCE",
+    "SLOW_LINK",
+    "SLOW_RANK",
+    "STALL",
+    "Verdict",
+    "judge",
+    "judge_hang",
+    "judge_silence",
+]
 
 ALARM_KINDS = SLOW_LINK, SLOW_RANK, STALL, HANG, IMBALANCE = "slow link", "slow rank", "stall", "hang", "imbalance"
 BUSY, STARVED = 0.6, 0.5
 """Shares of the time in calls from which on a sender is busy with a link, and a receiver waits for it."""
 OFF, OFF_MORE = 0.3, 2.0
 """A rank that does not run for this share of the time, and so many times that of the others, is slow."""
-STARVED_TIMES = 4
-"""How often in a row a rank must be short of a processor: a busy machine may forget a thread for a second."""
+STARVED_TIMES, SILENT_TIMES = 4, 3
+"""How often a rank must be short of a processor, or silent: a busy machine may forget a thread for a second."""
 LEFT = 4.0
 """So many times less of the time left to run: where the others do not get much either, no share is twice theirs."""
 DELAYED = 0.25
@@ -33,6 +44,8 @@ APART = 0.6
 CODES_SLOWLY = 0.5
 LATE = 0.25
 """The share of a second that others spend waiting for a rank to join, from which on it is out of balance."""
+ELSEWHERE = 0.5
+"""The share of a second outside of calls from which on nobody can be said to wait."""
 LEAST_CALLS = 2
 """Calls in that second: one that comes late once is not out of balance."""
 
@@ -45,13 +58,22 @@ class Verdict(NamedTuple):
     """The rank; of a link, from and to."""
     text: str
     times: int = 2
-    """How often in a row it must be said to be believed: one second may be unlike all others."""
+    """How often it must be said to be believed, more often than not: one second may be unlike all others."""
 
 
 def judge(told: Mapping[int, Digest]) -> Verdict | None:
     """Say who makes all the others slow, if anybody does."""
     rules = _stands_still, _no_processor, _slow_links, _codes_slowly, _imbalance
     return next((verdict for rule in rules if (verdict := rule(told)) is not None), None)
+
+
+def judge_silence(told: Mapping[int, Digest], ranks: tuple[int, ...], seconds: float) -> Verdict | None:
+    """Say who makes the others slow, where these are in calls and one alone does not find the time to answer."""
+    silent = [rank for rank in ranks if rank not in told]
+    if len(silent) != 1 or median(digest.outside for digest in told.values()) > ELSEWHERE:
+        return None
+    why = f"does not come to answer within {seconds:.0f} s, by any of its threads"
+    return Verdict(SLOW_RANK, (silent[0],), f"slow rank: rank {silent[0]} {why}", SILENT_TIMES)
 
 
 def _named(digest: Digest) -> str:
@@ -127,6 +149,8 @@ def _codes_slowly(told: Mapping[int, Digest]) -> Verdict | None:
     worst = min(told.values(), key=lambda digest: digest.coding)
     others = [digest.coding for digest in told.values() if digest is not worst]
     if worst.coding >= CODES_SLOWLY or worst.delayed > DELAYED or (others and median(others) < CODES_SLOWLY):
+        return None
+    if worst.pressed:  # those that code may wait for a processor, while the one that asks does not
         return None
     said = f"slow rank: {_named(worst)} encodes and decodes at {worst.coding:.0%} of its usual speed"
     return Verdict(SLOW_RANK, (worst.rank,), said)

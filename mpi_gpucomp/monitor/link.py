@@ -1,8 +1,8 @@
 """How fast a link to a peer is, over a sliding window of chunks, and whether that is far below what it was before.
 
 The bandwidth of a window is its bytes over the time from when the wire was free for its first chunk (it was posted, and
-the one before was complete) to its last completion, without the pauses in which there was simply nothing to send. It
-is compared with its own mean in calls of the same sort.
+the one before was complete) to its last completion, without the pauses in which there was simply nothing to send: those
+that are longer than chunks usually are apart. It is compared with its own mean in calls of the same sort.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BUSY = 0.5
 
 A chunk that is sent alone may be gone at once, into some buffer: that says little of the wire.
 """
-KNOWN = 32
-"""Chunks after which the mean of a sort of calls is known."""
+KNOWN, KNOWN_LOOKS = 32, 4
+"""Chunks after which the mean of a sort of calls is known, and looks at them: the first goes into empty buffers."""
 WEIGHT, MOST_WEIGHT = 1 / 32, 1 / 8
 """Of a new chunk in the mean, and of a window of many."""
 LASTS_NS = 250_000_000
@@ -58,7 +58,7 @@ class Link:
         self.since = 0
         """Since when it is slow, or 0."""
         self._means: dict[int, list[float]] = {}
-        """Of each sort of calls: bytes a second, and of how many chunks."""
+        """Of each sort of calls: bytes a second, of how many chunks, and by how many looks."""
         self._window = np.zeros((3, 0), np.int64)
         """When the wire was free for each chunk, when it was complete, its bytes."""
         self.last = self._judged = 0
@@ -81,27 +81,36 @@ class Link:
         """Judge the window, by the time in which something was under way, unless that was little of it."""
         free, complete, nbytes = self._window
         took, busy = max(1, int(complete[-1] - free[0])), max(1, int((complete - free).sum()))
-        if busy >= BUSY * took:
-            self._judge(int(nbytes.sum()) * 1e9 / busy, self.last, sort, chunks)
+        # A chunk that some buffer takes at once is followed by a pause in which the wire empties it.
+        pauses = int(np.minimum(free[1:] - complete[:-1], np.median(np.diff(complete))).sum())
+        if busy + pauses >= BUSY * took:
+            bandwidth = int(nbytes.sum()) * 1e9 / (busy + pauses)
+            self._judge(bandwidth, self.last, sort, chunks, waited_for=busy >= BUSY * took)
 
-    def _judge(self, bandwidth: float, now: int, sort: int, chunks: int) -> None:
-        """Compare a window with what calls of its sort had before, and let it count for those to come."""
-        self.recent, self._judged = bandwidth, now
+    def _judge(self, bandwidth: float, now: int, sort: int, chunks: int, *, waited_for: bool) -> None:
+        """Compare a window with what calls of its sort had before, and let it count for those to come.
+
+        Only one that was waited for is slow: another one may have had no more to carry.
+        """
         if len(self._means) >= MOST_SORTS and sort not in self._means:
             self._means.clear()
-        known = self._means.setdefault(sort, [bandwidth, 0])
-        self.mean = known[0]
-        if known[1] >= KNOWN and bandwidth < SLOW * known[0]:
+        known = self._means.setdefault(sort, [bandwidth, 0, 0])
+        is_low = known[1] >= KNOWN and known[2] >= KNOWN_LOOKS and bandwidth < SLOW * known[0]
+        if is_low and not waited_for:
+            return
+        self.recent, self._judged, self.mean = bandwidth, now, known[0]
+        if is_low:
             if not self.since:
                 self.since, self.before = now, known[0]
             elif now - self.since > ACCEPTED_NS:
-                self._means[sort] = [bandwidth, 0]
+                self._means[sort] = [bandwidth, 0, 0]
                 self.since = 0
         elif not self.since or bandwidth >= RECOVERED * self.before:
             self.since = 0
             # What looks far faster than ever was seen to end in a bunch: it must not carry the mean away.
-            known[0] += (min(bandwidth, known[0] / SLOW) - known[0]) * min(MOST_WEIGHT, WEIGHT * chunks)
-            known[1] += chunks
+            weight = max(1 / (known[2] + 1), min(MOST_WEIGHT, WEIGHT * chunks))
+            known[0] += (min(bandwidth, known[0] / SLOW) - known[0]) * weight
+            known[1], known[2] = known[1] + chunks, known[2] + 1
 
     def is_slow(self, now: int) -> bool:
         """Say whether it has been slow for long enough to speak of, and still is."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpi_gpucomp.monitor.digest import Digest, Outgoing
-from mpi_gpucomp.monitor.judge import Verdict, judge, judge_hang
+from mpi_gpucomp.monitor.judge import Verdict, judge, judge_hang, judge_silence
 
 
 def chain(**links: tuple[float, bool]) -> dict[int, Digest]:
@@ -128,3 +128,23 @@ def test_a_hang_is_behind_who_has_not_come_as_far(
     verdict = judge_hang(told, (0, 1, 2, 3), 12.3)
     assert verdict.ranks == ranks
     assert verdict.text.startswith(f"{text} nothing has moved for 12 s")
+
+
+def test_a_coder_is_not_blamed_where_the_machine_has_no_processor_for_it() -> None:
+    told = changed(chain(), 1, coding=0.4)
+    verdict = judge(told)
+    assert verdict is not None and verdict[:2] == ("slow rank", (1,))
+    assert judge(changed(told, 1, pressed=True)) is None
+
+
+def test_one_that_does_not_come_to_answer_is_slow_and_several_are_nobody() -> None:
+    told = chain()
+    del told[2]
+    verdict = judge_silence(told, (0, 1, 2, 3), 1.0)
+    assert verdict is not None and verdict[:2] == ("slow rank", (2,)) and verdict.times == 3
+    for digest in told.values():
+        digest.outside = 0.9
+    assert judge_silence(told, (0, 1, 2, 3), 1.0) is None, "nobody waits for it"
+    told = chain()
+    del told[2], told[3]
+    assert judge_silence(told, (0, 1, 2, 3), 1.0) is None

@@ -28,6 +28,12 @@ def test_a_link_has_the_bandwidth_of_its_window() -> None:
     assert not link.is_slow(now) and not link.is_quiet(now)
 
 
+def test_what_a_buffer_takes_at_once_is_as_fast_as_the_wire_empties_it() -> None:
+    link = Link(1)
+    feed(link, stream(begin=0, each=5 * MS, idle=3 * MS, count=100))
+    assert link.recent == pytest.approx((1 << 20) / 8e-3, rel=0.05)
+
+
 def test_all_posted_at_once_is_as_fast_as_one_after_the_other() -> None:
     link = Link(1)
     feed(link, stream(begin=0, each=8 * MS, count=100, ahead=100))
@@ -63,6 +69,16 @@ def test_another_sort_of_calls_is_compared_with_its_own_mean() -> None:
     link, now = known_link()
     feed(link, stream(begin=now, each=32 * MS, count=40, sort=1))
     assert not link.since
+
+
+def test_what_first_went_into_empty_buffers_is_no_measure() -> None:
+    link, now = Link(1), 0
+    link.extend(stream(begin=now, each=2 * MS, count=40))
+    for _ in range(20):
+        now = link.last
+        link.extend(stream(begin=now, each=8 * MS, count=8))
+        assert not link.since
+    assert link.mean == pytest.approx((1 << 20) / 8e-3, rel=0.25)
 
 
 def test_a_link_that_will_not_get_better_has_a_new_mean() -> None:

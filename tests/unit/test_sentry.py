@@ -18,6 +18,7 @@ from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.job import Job
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.monitor.judge import Verdict
 from mpi_gpucomp.monitor.settings import MonitorSettings
 from mpi_gpucomp.monitor.station import Station
 from mpi_gpucomp.transport.base import Transfer, Transport
@@ -182,3 +183,25 @@ def test_a_rank_that_does_not_join_is_named() -> None:
     jobs.append(ranks.begin(2))
     ranks.turn(jobs, lambda: all(job.finished for job in jobs))
     ranks.turn(jobs, lambda: not ranks.stations[0].alarms.lasting, seconds=20.0)
+
+
+def test_a_verdict_needs_most_of_the_last_looks(ranks: Ranks) -> None:
+    sentry, busy = ranks.engines[0].sentry, Verdict("slow rank", (2,), "slow rank: rank 2", times=3)
+    link = Verdict("slow link", (0, 1), "slow link: 0 to 1")
+    for said in (busy, None, busy, link, busy, busy, None):
+        sentry._suspect(said)
+    assert not ranks.alarms
+    sentry._suspect(busy)
+    sentry._suspect(busy)
+    assert ranks.alarms == [("slow rank", (2,))]
+
+
+def test_a_rank_that_does_not_come_to_answer_is_named(ranks: Ranks) -> None:
+    ranks.broadcast(seconds=0.3)
+    engines, _ = ranks.engines, [ranks.begin(rank) for rank in range(RANKS)]
+    ranks.engines = [engine for rank, engine in enumerate(engines) if rank != 2]
+    end = time.monotonic() + 1.0
+    ranks.turn([], lambda: time.monotonic() > end)
+    engines[0].sentry._ask(hang=False)
+    ranks.turn([], lambda: bool(ranks.alarms), seconds=20.0)
+    assert ranks.alarms == [("slow rank", (2,))]
