@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from random import Random
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -82,7 +83,9 @@ class Bench:
         for number in range(warm_up + iterations):
             if number >= warm_up + FEWEST and self._late(start):
                 break
-            for one in self.contenders:
+            # In another order each time, the same on all ranks: nobody always comes behind the same one, which may have
+            # left the wire's buffers full or a thread at work.
+            for one in Random(number).sample(self.contenders, len(self.contenders)):
                 before = one.traffic()
                 seconds, errors = turn(one)
                 wrong[one.name] += errors

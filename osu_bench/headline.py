@@ -59,7 +59,7 @@ class Job:
         """Return the command line of the benchmark."""
         return [
             *(self.benchmark, "--data", self.data, "--compare", ",".join(self.contenders)),
-            *("-m", f"{self.sizes[0]}:{self.sizes[-1]}", "--step", "4", "-M", "2G", "-x", "1", "-i", "9"),
+            *("-m", f"{self.sizes[0]}:{self.sizes[-1]}", "--step", "4", "-M", "2G", "-x", "1", "-i", "49"),
             *("--seconds", str(seconds), "--columns", "ratio,limit,note", "--json", str(path)),
         ]
 

@@ -8,7 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.tools.table import table
-from osu_bench.failover.cuts import PATIENCE, measure, outcome
+from osu_bench.cluster.rate import parse_rate
+from osu_bench.failover.cuts import measure, outcome, patience
 from osu_bench.failover.watching import PLAIN, Watched
 from osu_bench.flags import message_size, names
 
@@ -42,7 +43,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--cuts", type=int, default=12, help="for each operation (12)")
     parser.add_argument("-m", "--message-size", type=message_size, default=(1 << 26, 1 << 26), metavar="BYTES")
     parser.add_argument("--timeout", type=float, default=0.5, help="of detection, in seconds (0.5)")
-    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds in which ranks must go on (60)")
+    parser.add_argument("--patience", type=float, help="seconds in which ranks must go on (60, or more for long ones)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plain", action="store_true", help="cut under plain MPI too, once for each kind")
     parser.add_argument("--mpich", metavar="PREFIX", help="where an MPICH is, for --plain")
@@ -53,6 +54,7 @@ def add(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from osu_bench.cluster.cluster import Cluster
 
+    args.patience = args.patience or patience(args.message_size[1], parse_rate(args.rate))
     kinds: list[str | float] = [float(how) if how[0].isdigit() else how for how in args.how]
     code = 0
     with Cluster.up(args.hosts, args.rate, 2, name=args.name) as cluster:

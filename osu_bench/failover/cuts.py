@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from osu_bench.cluster.cluster import Cluster
     from osu_bench.failover.watching import Turn, Watched
 
-__all__ = ["Cut", "Outcome", "cut_and_heal", "measure", "outcome"]
+__all__ = ["Cut", "Outcome", "cut_and_heal", "measure", "outcome", "patience"]
 
 BEFORE, MEANWHILE, BETWEEN = 4, 3, 2
 """Whole turns before the first cut, while the link is cut, and after it is healed."""
-PATIENCE = 60.0
-"""Seconds in which the ranks must go on."""
+PATIENCE, SLOWEST = 60.0, 4
+"""Seconds in which the ranks must go on; or so many times what their turns would take on wires that carry a message
+twice, as an all-reduce does."""
 
 
 class Cut(NamedTuple):
@@ -45,6 +46,12 @@ class Outcome(NamedTuple):
     def share(self) -> float:
         """Return the bandwidth while the link is cut, as a share of what it was."""
         return self.undisturbed / self.after if self.after else 0.0
+
+
+def patience(nbytes: int, rate: float | None) -> float:
+    """Return the seconds in which ranks must go on, with messages so long at so many bits a second."""
+    turn = 2 * nbytes * 8 / rate if rate else 0.0
+    return max(PATIENCE, SLOWEST * BEFORE * turn)
 
 
 def cut_and_heal(

@@ -11,7 +11,7 @@ import pytest
 from cluster_machine import new_name, skip_unless_possible
 
 from osu_bench.cluster import Cluster
-from osu_bench.failover.cuts import Cut, cut_and_heal, outcome
+from osu_bench.failover.cuts import Cut, cut_and_heal, outcome, patience
 from osu_bench.failover.watching import Turn, Watched
 
 HOSTS, RAILS = 3, "eth0,eth1"
@@ -116,3 +116,8 @@ def test_what_a_cut_has_cost() -> None:
     found = outcome("silent", [Cut("silent", 2.9, 6.6)], turns)
     assert found == ("silent", 1, 0, 1.0, [1.5], 1.0) and found.share == 1.0
     assert outcome(1.0, [Cut(1.0, 2.9, 6.6)], turns).how == "loss 1 %"
+
+
+def test_long_turns_are_given_longer() -> None:
+    assert patience(1 << 24, 1e9) == patience(1 << 24, None) == 60.0
+    assert patience(1 << 30, 1e9) > 10 * (1 << 30) * 8 / 1e9
