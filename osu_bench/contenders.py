@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "Contender", "Traffic", "contender"]
 
 PER_MESSAGE = "zfp:rate=8"
-LONG_SWEEP = 1 << 25
+LONG_SWEEP = 1 << 27
 """Longer messages are tried once with each of MPI's algorithms, others twice."""
 LOSSY_MARGIN = 2.0
 """By how much a lossy result may differ more than a sample of the data did: blocks begin elsewhere in each message."""

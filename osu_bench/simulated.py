@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.codec import find
 from mpi_gpucomp.collectives import build
 from mpi_gpucomp.schedule.cost import usual_chunk
 from mpi_gpucomp.schedule.simulate import simulate
@@ -47,7 +46,7 @@ class Compared(NamedTuple):
 def seconds_of(topology: Topology, benchmark: str, codec: str, nbytes: int) -> float:
     """Simulate a collective as a communicator would run it."""
     collective, algorithm = ALGORITHMS[benchmark]
-    chunk = usual_chunk(nbytes, coded=codec != "none", lossless=find(codec).lossless)
+    chunk = usual_chunk(nbytes, coded=codec != "none")
     coding = None if codec == "none" else topology.codecs[codec]
     return float(simulate(build(collective, algorithm, topology.ranks), topology, nbytes, chunk, coding).seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.collectives.broadcast import leaders
-from mpi_gpucomp.collectives.row import Row, doublings, runs
+from mpi_gpucomp.collectives.row import RINGS, Row, doublings, runs
 from mpi_gpucomp.schedule.build import i, o
 
 if TYPE_CHECKING:
@@ -17,12 +17,17 @@ __all__ = ["ALGORITHMS"]
 
 
 def ring(plan: Plan) -> None:
-    """Pass the blocks around a ring."""
-    _keep_own(plan)
-    for step in range(plan.ranks - 1):
-        with plan.round():
-            for rank in range(plan.ranks):
-                _send(plan, rank, (rank + 1) % plan.ranks, [(rank - step) % plan.ranks])
+    """Pass the blocks around rings, a part of each block around each."""
+    ranks = plan.ranks
+    plan.cut(RINGS * ranks)
+    for rank in range(ranks):
+        plan.local_copy(rank, i(0), o(rank * RINGS), RINGS)
+    for channel in range(RINGS):
+        for step in range(ranks - 1):
+            with plan.round():
+                for rank in range(ranks):
+                    chunk = o((rank - step) % ranks * RINGS + channel)
+                    plan.copy(rank, chunk if step else i(channel), (rank + 1) % ranks, chunk, channel=channel)
 
 
 def recursive_doubling(plan: Plan) -> None:
@@ -88,7 +93,7 @@ def _send(plan: Plan, sender: int, receiver: int, blocks: Iterable[int]) -> None
 
 
 ALGORITHMS = (
-    Row("ring", ring, "passes the blocks around a ring", "long blocks"),
+    Row("ring", ring, "passes the blocks around rings", "long blocks"),
     Row("recursive_doubling", recursive_doubling, "exchanges all that is known", "short blocks, ranks a power of two"),
     Row("bruck", bruck, "collects from 1, 2, 4, ... ranks on", "short blocks"),
     Row("two_level", two_level, "gathers in nodes, a ring of nodes", "several ranks per node", two_level=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.collectives.broadcast import leaders, pass_along
-from mpi_gpucomp.collectives.row import Row, doublings
+from mpi_gpucomp.collectives.row import RINGS, Row, doublings
 from mpi_gpucomp.collectives.sums import Sums
 from mpi_gpucomp.schedule.build import i, o
 
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from mpi_gpucomp.schedule.build import Plan
 
 __all__ = ["ALGORITHMS"]
-
-
-RINGS = 2
-"""One ring waits for each sum before it sends it on; meanwhile the wire is the other one's."""
 
 
 def ring(plan: Plan) -> None:

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.schedule.build import Plan
 
-__all__ = ["Row", "binomial", "doublings", "runs"]
+__all__ = ["RINGS", "Row", "binomial", "doublings", "runs"]
+
+RINGS = 2
+"""One ring waits for each chunk before it sends it on; meanwhile the wire is the other one's."""
 
 
 @dataclass(frozen=True)

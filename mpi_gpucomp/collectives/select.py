@@ -150,10 +150,24 @@ def calibrated(
     return replace(figures, scale=long[1] / (expected(figures, long[0]) or long[1] or 1.0))
 
 
-def quickest(collective: str, nbytes: int, ranks: int, figures: Figures, coding: Coding | None = None) -> Choice:
-    """Return the quickest way through the engine, the measured algorithm first where it is nearly as quick."""
+def quickest(
+    collective: str,
+    nbytes: int,
+    ranks: int,
+    figures: Figures,
+    coding: Coding | None = None,
+    *,
+    encoded_only: bool = False,
+) -> Choice:
+    """Return the quickest way through the engine, the measured algorithm first where it is nearly as quick.
+
+    Only among those that encode, if there are any, where somebody asks for that.
+    """
     names = [row.name for row in algorithms(collective) if figures.placed or not row.two_level]
-    codings = {False: figures.plain} | ({True: coding} if coding and coding.ratio > 1 else {})
+    pays = coding is not None and coding.ratio > 1
+    codings = {True: coding} if coding and pays else {}
+    if not pays or not encoded_only:
+        codings[False] = figures.plain
     # A sum waits for what it is made of, so a pipeline of reductions is never deep: what was measured is all to go by.
     most = DEFAULT_CHUNK if COLLECTIVES[collective].reduces else CHUNKS[-1]
     choices = [

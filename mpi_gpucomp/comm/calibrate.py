@@ -97,8 +97,9 @@ class Calibration:
         return select(self.collective, nbytes, self.ranks, self.figures, self._coding(dtype, codec, ratio))
 
     def engine(self, nbytes: int, dtype: DType, codec: str = "none", ratio: float = 1.0) -> Choice:
-        """Return the quickest way through the engine, also where MPI's own should be faster."""
-        return quickest(self.collective, nbytes, self.ranks, self.figures, self._coding(dtype, codec, ratio))
+        """Return the quickest way through the engine with this codec, also where another should be faster."""
+        coding = self._coding(dtype, codec, ratio)
+        return quickest(self.collective, nbytes, self.ranks, self.figures, coding, encoded_only=True)
 
     def own_seconds(self, nbytes: int) -> float:
         """Return what MPI's own should take."""

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
 from mpi_gpucomp.comm import specs
 from mpi_gpucomp.comm.choosing import Chooser
+from mpi_gpucomp.comm.cutting import agreed_cut
 from mpi_gpucomp.comm.forms import FORMS, Form, Place
 from mpi_gpucomp.comm.leaving import OPEN
 from mpi_gpucomp.comm.monitoring import join_monitor
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.comm.nodes import Nodes
     from mpi_gpucomp.comm.options import Choice, Options, Settings
     from mpi_gpucomp.comm.trial import Trial
     from mpi_gpucomp.device import Device
@@ -56,17 +58,16 @@ class Caller:
         """Let all ranks make one, on a communicator that nobody else uses."""
         self._plain, self._settings = plain, settings
         self.rank, self.size = plain.rank, plain.size
-        rails = settings.rails
-        self.transport = RailsTransport(plain, rails) if isinstance(rails, Rails) else MpiTransport(plain)
+        nodes = nodes_of(plain)
+        self.transport = _transport(plain, nodes, settings)
         self.group, self.station = join_monitor(plain, settings.monitor)
         self.engine = Engine(self.transport, settings.slots, settings.timeout, self.group, self.station)
         self.crank = Crank(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
-        self.straight = Straight(plain, self.engine, self.crank, self.transport.kin, railed=bool(rails))
+        self.straight = Straight(plain, self.engine, self.crank, self.transport.kin, railed=bool(settings.rails))
         self.names = Names(plain.rank)
         self.trial: Trial[Any] | None = None
         """What the last call was a part of."""
-        nodes = nodes_of(plain)
         self._planned = Planned(plain.size, nodes, settings)
         self._tuner = Tuner(
             plain, nodes, self._run_plainly, self.straight.improve, self.straight.meet, self.transport.kin.extend
@@ -251,3 +252,12 @@ class Caller:
         for key in [key for key in self._coders if key[0] == id(codec)]:
             with suppress(Exception):  # what went wrong was raised where it was waited for
                 self._coders.pop(key).close()
+
+
+def _transport(comm: MPI.Intracomm, nodes: Nodes, settings: Settings) -> MpiTransport | RailsTransport:
+    """Let all ranks make what carries their messages; those between nodes are cut where that pays."""
+    if isinstance(settings.rails, Rails):
+        return RailsTransport(comm, settings.rails)
+    near = next(node for node in nodes if comm.rank in node)
+    cut = agreed_cut(comm) if len(nodes) > 1 else None
+    return MpiTransport(comm, cut, frozenset(range(comm.size)) - frozenset(near))

@@ -160,7 +160,7 @@ class Chooser:
         if form.counts is None:
             return DEFAULT_CHUNK
         shared = len(self._nodes) == 1
-        return usual_chunk(form.nbytes, coded=codec.name != "none", lossless=codec.lossless, shared=shared)
+        return usual_chunk(form.nbytes, coded=codec.name != "none", shared=shared)
 
     def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
         """Return the schedule for a call: by its name, from a file, or as given."""

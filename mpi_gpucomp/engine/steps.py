@@ -148,19 +148,27 @@ class Steps:
         """Do one chunk of a step."""
         place = step.target or step.source
         state.chunk = place.offset + chunk if place else chunk
+        relayed = (yield from self._relay(state)) if step.kind == "rcs" else False
         frame = (yield from self._receive(state, loop)) if step.receives else None
         if step.kind == "s":
             source = self._at(step.source, chunk, loop)
             yield from self._send_version(state, self._versions.read[key][chunk], loop, source)
         elif step.kind in ("r", "rcs") and frame:
             self._keep(self._versions.written[key][chunk], loop, frame, plain=self._comes_plain[key[0]])
-            if step.sends:
+            if step.sends and not relayed:
                 self._wire.post(state, frame.hold())
             self._decode(state, frame, self._for_frame(step.target, chunk, loop, frame), "replace", loop)
         elif frame:
             yield from self._reduce(state, step, key, chunk, loop, frame)
         elif step.kind in ("cpy", "re"):
             self._locally(step, chunk, loop)
+
+    def _relay(self, state: LaneState) -> Generator[Ready, None, bool]:
+        """Send the next message of a lane on while it arrives, where that can be; say whether it is."""
+        if not state.has_begun():
+            state.wait_from_now()
+            yield state.has_begun
+        return self._wire.relay(state)
 
     def _receive(self, state: LaneState, loop: int) -> Generator[Ready, None, Frame]:
         """Wait for the next message of a lane, and open it."""

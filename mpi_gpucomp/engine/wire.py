@@ -71,6 +71,10 @@ class LaneState:
         """Say whether the next message is there."""
         return bool(self.arriving) and self.arriving[0][0].done()
 
+    def has_begun(self) -> bool:
+        """Say whether a part of the next message is there."""
+        return bool(self.arriving) and self.arriving[0][0].begun()
+
     def may_send(self) -> bool:
         """Say whether there is room on the way for another message."""
         return len(self.leaving) < DEPTH
@@ -126,11 +130,25 @@ class Wire:
 
     def post(self, state: LaneState, frame: Frame) -> None:
         """Send a frame, which lets go of it once it has left."""
-        peer, channel = state.lane.send, state.lane.channel
+        peer, tag = self._next(state)
+        self._leave(state, self._transport.send(peer, tag, frame.memory.address, frame.nbytes), frame)
+
+    def relay(self, state: LaneState) -> bool:
+        """Send on the message that has begun to arrive, as it does; say whether that can be."""
+        received, frame = state.arriving[0]
+        transfer = self._transport.relay(received, *self._next(state))
+        if transfer is not None:
+            self._leave(state, transfer, frame.hold())
+        return transfer is not None
+
+    def _next(self, state: LaneState) -> tuple[int, int]:
+        """Return who a lane sends to, and by which tag."""
+        peer = state.lane.send
         assert peer is not None
-        tag = self.peer_tags.get(peer, self._tag) + channel
-        self.sent[peer, channel] += 1
-        transfer = self._transport.send(peer, tag, frame.memory.address, frame.nbytes)
+        return peer, self.peer_tags.get(peer, self._tag) + state.lane.channel
+
+    def _leave(self, state: LaneState, transfer: Transfer, frame: Frame) -> None:
+        self.sent[state.lane.send or 0, state.lane.channel] += 1
         transfer.posted = perf_counter_ns()
         state.leaving.append((transfer, frame))
 

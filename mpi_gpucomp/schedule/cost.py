@@ -19,12 +19,8 @@ LEAST_PLAIN, MOST_PLAIN = 1 << 18, 1 << 22
 The last rank of a chain waits longer the longer a chunk is, and chunks cost more the more there are: so their best
 length grows with the root of the message's. Through memory that ranks share, a chunk is soon through.
 """
-LOSSLESS_CHUNKS = 16, 1 << 19, 1 << 20
-LOSSY_CHUNKS = 16, 1 << 19, 1 << 21
-"""How many chunks the engine cuts a message into with a codec, and how short and long they may be: bytes.
-
-On the wire, where short ones are through a chain sooner, those of a lossy codec are a few times shorter.
-"""
+CODED_CHUNKS = 16, 1 << 19, 1 << 21
+"""How many chunks the engine cuts a message into with a codec, and how short and long they may be: bytes."""
 
 
 class Link(NamedTuple):
@@ -82,7 +78,7 @@ def chain_seconds(nbytes: int, chunk: int, ranks: int, link: Link, coding: Codin
     return encode + (ranks - 1) * wire + (loops - 1) * stage + decode
 
 
-def usual_chunk(nbytes: int, *, coded: bool, lossless: bool = True, shared: bool = False) -> int:
+def usual_chunk(nbytes: int, *, coded: bool, shared: bool = False) -> int:
     """Return the bytes of a chunk where nobody has said how long it should be, as a communicator chooses.
 
     `shared` where all ranks are on one node.
@@ -90,5 +86,5 @@ def usual_chunk(nbytes: int, *, coded: bool, lossless: bool = True, shared: bool
     if not coded:
         best = isqrt(nbytes * (SHARED_UNIT if shared else PLAIN_UNIT))
         return min(MOST_PLAIN, max(LEAST_PLAIN, best & -LEAST_PLAIN))
-    share, least, most = LOSSLESS_CHUNKS if lossless else LOSSY_CHUNKS
+    share, least, most = CODED_CHUNKS
     return min(most, max(least, nbytes // share))

@@ -97,4 +97,4 @@ def coding_of(spec: str | None, topology: Topology) -> Coding | None:
 def chunk_of(args: argparse.Namespace) -> int:
     """Return the bytes of a chunk: as asked for, or as a communicator would choose."""
     codec = find(args.codec or "none")
-    return int(args.chunk or usual_chunk(args.size, coded=codec.name != "none", lossless=codec.lossless))
+    return int(args.chunk or usual_chunk(args.size, coded=codec.name != "none"))

@@ -29,6 +29,10 @@ class Transfer(ABC):
     def done(self) -> bool:
         """Say whether the memory is free (sent) or filled (received); never waits, and may raise what went wrong."""
 
+    def begun(self) -> bool:
+        """Say whether a part of a message that is received is there, which can be sent on."""
+        return self.done()
+
     @abstractmethod
     def cancel(self) -> bool:
         """Take back a receive that nothing has arrived for; False if something has, and it goes on."""
@@ -54,6 +58,10 @@ class Transport(ABC):
     @abstractmethod
     def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
         """Start to receive a message of at most `room` bytes."""
+
+    def relay(self, received: Transfer, peer: int, tag: int) -> Transfer | None:
+        """Start to send on a message that has begun to arrive, as it does; None where that gains nothing."""
+        return None
 
     @abstractmethod
     def unasked(self) -> int | None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
 from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.transport.base import Transfer, Transport
+from mpi_gpucomp.transport.cut import Pace
+from mpi_gpucomp.transport.pieces import Channel, DiscardedPieces, ReceivedPieces, SentPieces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from mpi_gpucomp.transport.cut import Cut
+    from mpi_gpucomp.transport.pieces import Incoming
 
 __all__ = ["MpiTransport", "dead_ranks", "lost", "means_death"]
 
@@ -62,15 +70,21 @@ def dead_ranks(comm: MPI.Intracomm) -> list[int]:
 
 
 class _Sent(Transfer):
-    def __init__(self, request: MPI.Request, nbytes: int, transport: MpiTransport) -> None:
-        self._request, self.nbytes, self._transport = request, nbytes, transport
+    def __init__(
+        self, request: MPI.Request, nbytes: int, transport: MpiTransport, timer: Callable[[], None] | None = None
+    ) -> None:
+        self._request, self.nbytes, self._transport, self._timer = request, nbytes, transport, timer
 
     def done(self) -> bool:
         """Ask MPI."""
         try:
-            return self._request.Test()
+            done = self._request.Test()
         except MPI.Exception as error:
             self._transport.fail(error)
+        if done and self._timer:
+            self._timer()
+            self._timer = None
+        return done
 
     def cancel(self) -> bool:
         """Refuse: MPI does not take sends back."""
@@ -114,36 +128,69 @@ class _Received(Transfer):
 class MpiTransport(Transport):
     """The other ranks of an MPI communicator."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        """Duplicate the communicator, for messages and for letters: all its ranks do."""
-        self._caller, self._comm, self._post = comm, comm.Dup(), comm.Dup()
+    def __init__(self, comm: MPI.Intracomm, cut: Cut | None = None, far: Set[int] = frozenset()) -> None:
+        """Duplicate the communicator, for messages and for letters: all its ranks do.
+
+        Long messages to peers that are `far` are cut, and those from them come so.
+        """
+        self._caller, self.messages, self._post = comm, comm.Dup(), comm.Dup()
         self.rank, self.size = comm.rank, comm.size
-        largest = self._comm.Get_attr(MPI.TAG_UB)
+        largest = self.messages.Get_attr(MPI.TAG_UB)
         self.largest_tag = largest if isinstance(largest, int) else 32767
         self.kin: list[MPI.Intracomm] = []
         """Further duplicates, which others have made and free, and which are revoked with these."""
+        self._cut, self._far = cut, far
+        self._paces: dict[int, Pace] = {}
+        self.pieces = comm.Dup() if cut else self.messages
+        self.latest: dict[tuple[int, int], Incoming] = {}
+        """By peer and tag, the last message that comes in pieces and is not there yet."""
         self._posted: list[MPI.Request] = []
         self._status = MPI.Status()
 
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
         """Start to send."""
-        self.bytes_sent += nbytes
         try:
-            return _Sent(self._comm.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self)
+            if self._cut and nbytes > self._cut.whole and peer in self._far:
+                return self._send_far(Channel(self, peer, tag), self._cut, address, nbytes)
+            self.bytes_sent += nbytes
+            return _Sent(self.messages.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self)
         except MPI.Exception as error:
             self.fail(error)
+
+    def _send_far(self, on: Channel, cut: Cut, address: int, nbytes: int) -> Transfer:
+        """Send a long message, whole where the wire is known to be fast."""
+        pace = self._paces.setdefault(on.peer, Pace())
+        if nbytes <= cut.piece or pace.slow():
+            return SentPieces.of(on, cut, address, nbytes, pace.begin(nbytes))
+        self.bytes_sent += nbytes
+        end = pace.begin(nbytes)
+        return _Sent(self.messages.Isend([_memory(address, nbytes), MPI.BYTE], on.peer, on.tag), nbytes, self, end)
 
     def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
         """Start to receive."""
         try:
-            return _Received(self._comm.Irecv([_memory(address, room), MPI.BYTE], peer, tag), self)
+            if self._cut and room > self._cut.whole and peer in self._far:
+                before, channel = self.latest.get((peer, tag)), Channel(self, peer, tag)
+                received = ReceivedPieces(channel, self._cut, (address, room), before)
+                self.latest[peer, tag] = received
+                return received
+            return _Received(self.messages.Irecv([_memory(address, room), MPI.BYTE], peer, tag), self)
+        except MPI.Exception as error:
+            self.fail(error)
+
+    def relay(self, received: Transfer, peer: int, tag: int) -> Transfer | None:
+        """Send pieces on, to a peer that takes them."""
+        if not isinstance(received, ReceivedPieces) or peer not in self._far:
+            return None
+        try:
+            return received.relay(Channel(self, peer, tag))
         except MPI.Exception as error:
             self.fail(error)
 
     def unasked(self) -> int | None:
         """Ask MPI."""
         try:
-            found = self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+            found = self.messages.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
             return self._status.Get_tag() if found else None
         except MPI.Exception as error:
             self.fail(error)
@@ -151,10 +198,16 @@ class MpiTransport(Transport):
     def discard(self, peer: int, tag: int) -> Transfer | None:
         """Receive what MPI has found into memory of its own."""
         try:
-            message = self._comm.Improbe(peer, tag, self._status)
+            message = self.messages.Improbe(peer, tag, self._status)
             if message is None:
                 return None
-            room = bytearray(self._status.Get_count(MPI.BYTE))
+            nbytes = self._status.Get_count(MPI.BYTE)
+            if self._cut and peer in self._far:
+                before = self.latest.get((peer, tag))
+                discarded = DiscardedPieces(Channel(self, peer, tag), self._cut, (message, nbytes), before)
+                self.latest[peer, tag] = discarded
+                return discarded
+            room = bytearray(nbytes)
             return _Received(message.Irecv([room, MPI.BYTE]), self, room)
         except MPI.Exception as error:
             self.fail(error)
@@ -184,7 +237,7 @@ class MpiTransport(Transport):
 
         An MPI that does not know how leaves it to its launcher to end the job.
         """
-        for comm in (self._caller, self._comm, self._post, *self.kin):
+        for comm in (self._caller, self.messages, self.pieces, self._post, *self.kin):
             try:
                 comm.Revoke()
             except (MPI.Exception, NotImplementedError):
@@ -193,9 +246,11 @@ class MpiTransport(Transport):
     def close(self) -> None:
         """Free the duplicates: all ranks do."""
         MPI.Request.Waitall(self._posted)
-        self._comm.Free()
+        if self.pieces is not self.messages:
+            self.pieces.Free()
+        self.messages.Free()
         self._post.Free()
 
     def fail(self, error: MPI.Exception) -> NoReturn:
         """Raise what MPI's error means."""
-        raise lost(error, self.rank, self._comm) from error
+        raise lost(error, self.rank, self.messages) from error

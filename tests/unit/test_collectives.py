@@ -101,7 +101,7 @@ def test_chains_pass_chunks_on_in_one_step():
 def test_a_ring_is_one_lane_that_stores_only_results():
     assert kinds(build("allreduce", "ring", 4)) == [[["s", "rrs", "rrs", "rrcs", "rcs", "rcs", "r"]] * 2] * 4
     assert kinds(build("reduce_scatter", "ring", 4)) == [[["s", "rrs", "rrs", "rrc"]]] * 4
-    assert kinds(build("allgather", "ring", 4, in_place=True)) == [[["s", "rcs", "rcs", "r"]]] * 4
+    assert kinds(build("allgather", "ring", 4, in_place=True)) == [[["s", "rcs", "rcs", "r"]] * 2] * 4
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,7 @@ def test_what_does_not_fit():
 
 
 def test_chunks_are_neither_short_nor_long():
-    assert cost.usual_chunk(1 << 30, coded=True, lossless=False) == 2 * MIB
-    assert cost.usual_chunk(1 << 30, coded=True) == MIB
+    assert cost.usual_chunk(1 << 30, coded=True) == 2 * MIB
     assert cost.usual_chunk(1, coded=False) == MIB // 4
     assert [cost.usual_chunk(n * MIB, coded=False) // MIB for n in (64, 256, 1024, 65536)] == [1, 2, 4, 4]
     assert cost.usual_chunk(64 * MIB, coded=False, shared=True) == 2 * MIB
