@@ -154,7 +154,7 @@ class Communicator(Methods):
     def settle(self, method: str, /, *args: Any, **options: Unpack[Options]) -> str:
         """Call a method, by its name, until codec="auto" has found the fastest way for such a message; return which.
 
-        All ranks do, together. Without it the first one or two dozen calls of each size take the ways in turns, and
+        All ranks do, together. Without it the first two or three dozen calls of each size take the ways in turns, and
         sums, which are to be the same in every call, go by what the model expects.
         """
         return self._caller.settle(method, args, options)

@@ -12,7 +12,7 @@ __all__ = ["Trial"]
 
 Way = TypeVar("Way")
 
-KEPT = (3.0, 1.5, 1.25)
+KEPT = (3.0, 1.5, 1.25, 1.2, 1.15, 1.1, 1.1)
 """How many times the least cost a way may have after each round to be tried again; after one more the best is taken."""
 
 

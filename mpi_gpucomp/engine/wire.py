@@ -81,7 +81,7 @@ class LaneState:
 
     def wait_from_now(self) -> None:
         """Note, for the monitor, since when the lane cannot go on without the next message."""
-        if self.arriving:
+        if self.arriving and not self.arriving[0][0].waited:
             self.arriving[0][0].waited = perf_counter_ns()
 
     def next_landing(self) -> tuple[int, Place | None]:
@@ -131,7 +131,9 @@ class Wire:
     def post(self, state: LaneState, frame: Frame) -> None:
         """Send a frame, which lets go of it once it has left."""
         peer, tag = self._next(state)
-        self._leave(state, self._transport.send(peer, tag, frame.memory.address, frame.nbytes), frame)
+        transfer = self._transport.send(peer, tag, frame.memory.address, frame.nbytes)
+        transfer.posted = perf_counter_ns()
+        self._leave(state, transfer, frame)
 
     def relay(self, state: LaneState) -> bool:
         """Send on the message that has begun to arrive, as it does; say whether that can be."""
@@ -149,7 +151,6 @@ class Wire:
 
     def _leave(self, state: LaneState, transfer: Transfer, frame: Frame) -> None:
         self.sent[state.lane.send or 0, state.lane.channel] += 1
-        transfer.posted = perf_counter_ns()
         state.leaving.append((transfer, frame))
 
     def settle(self, state: LaneState) -> bool:
@@ -167,7 +168,8 @@ class Wire:
         """Return the chunks that are not complete."""
         for state in self.lanes:
             to, source = state.lane.send or 0, state.lane.receive or 0
-            for transfer, frame in list(state.leaving):
+            # What is sent on while it arrives is not the next link's to answer for until all of it is here.
+            for transfer, frame in ((one, frame) for one, frame in list(state.leaving) if one.posted):
                 yield UnderWay(SEND, to, transfer.rail, transfer.posted, 0, frame.nbytes)
             for transfer, _ in list(state.arriving):
                 yield UnderWay(RECV, source, transfer.rail, transfer.posted, transfer.waited, 0)

@@ -21,7 +21,7 @@ class Transfer(ABC):
     rail = 0
     """Which of several rails it takes, by its place among them; the last one, where it takes several."""
     posted = 0
-    """When it was started, and"""
+    """When it was started, or all was there that is sent on while it arrives, and"""
     waited = 0
     """since when somebody cannot go on without it, for the monitor; 0 if nobody has said so."""
 

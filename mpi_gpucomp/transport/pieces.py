@@ -13,6 +13,7 @@ however long its chunks are.
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
@@ -88,7 +89,7 @@ class SentPieces(Transfer):
         request = send(_bytes(self._address + start, end - start), self._on.peer, self._on.tag)
         self.nbytes = end
         if last:
-            self._last = request
+            self._last, self.posted = request, perf_counter_ns()
             self._on.transport.bytes_sent += end
         else:
             self._full.append(request)
