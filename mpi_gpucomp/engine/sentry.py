@@ -34,7 +34,7 @@ ASK_NS, LATE_AGAIN_NS = 400_000_000, 2_000_000_000
 """Nanoseconds between questions, and those because of ranks that join late."""
 NOTE_NS, SELDOM_NS = 1_000_000, 20_000_000
 """Nanoseconds between notes of this thread's counts while it waits, and where only long stalls count."""
-IDLE_TURNS = 8
+IDLE_TURNS = 3
 """Turns without a move from which on there is time to take notes."""
 SETTLED_CALLS = 3
 """Calls of a communicator that may stand still: in the first ones MPI makes its connections."""
