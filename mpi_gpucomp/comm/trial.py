@@ -13,14 +13,19 @@ __all__ = ["Trial"]
 Way = TypeVar("Way")
 
 KEPT = (3.0, 1.5, 1.25, 1.2, 1.15, 1.1, 1.1)
-"""How many times the least cost a way may have after each round to be tried again; after one more the best is taken."""
+KEPT_LONGER = (4.0, 3.0, 2.0, 1.5, 1.3, 1.2, 1.15, 1.1, 1.1)
+"""How many times the least cost a way may have after each round to be tried again; after one more the best is taken.
+
+Calls that are short cost little to try, and differ more from one time to the next.
+"""
 
 
 class Trial(Generic[Way]):
     """The ways of one kind of call; all ranks have the same, in the same order, and make the same calls."""
 
-    def __init__(self, ways: Sequence[Way]) -> None:
-        """Begin with the way that is expected to be the best."""
+    def __init__(self, ways: Sequence[Way], *, short: bool = False) -> None:
+        """Begin with the way that is expected to be the best; calls that are `short` are tried more often."""
+        self._kept = KEPT_LONGER if short else KEPT
         self._ways, self._left = tuple(ways), list(range(len(ways)))
         self._costs: list[list[float]] = [[] for _ in ways]
         self._noted: list[float] = []
@@ -49,7 +54,7 @@ class Trial(Generic[Way]):
             self._costs[way].append(cost)
         costs = {way: _usual(self._costs[way]) for way in self._left}
         least = min(self._left, key=costs.__getitem__)
-        kept = KEPT[self._round] if self._round < len(KEPT) else 0.0
+        kept = self._kept[self._round] if self._round < len(self._kept) else 0.0
         self._left = [way for way in self._left if way == least or costs[way] <= kept * costs[least]]
         self._noted, self._round = [], self._round + 1
 

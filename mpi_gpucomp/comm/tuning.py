@@ -48,6 +48,8 @@ CALLS_PER_SAMPLE, EVER = 16, 1 << 62
 """How many calls a sample holds for, and what needs none."""
 PLAUSIBLE = 2.0
 """How many times as long as MPI's own a way may be expected to take, to be tried."""
+SHORT = 0.02
+"""Seconds up to which a call is short, and is tried more often."""
 MOST_TRIALS = 64
 """Kinds of calls for which ways are tried; what comes after them is left to the model."""
 PLAIN = find("none")
@@ -173,7 +175,8 @@ class Tuner:
             return expected
         self._gather(form, trial.place if trial else "first try")
         if trial is None:
-            trial = self._trials[kind] = Trial(self._ways(form, nbytes, expected, sample))
+            short = self._known[form.collective].own_seconds(nbytes) < SHORT
+            trial = self._trials[kind] = Trial(self._ways(form, nbytes, expected, sample), short=short)
         trial.begin(self._largest)
         self._comm.Barrier()  # to wait for a rank that is late should not count
         return trial.way if trial.settled else trial.way._replace(trial=trial)

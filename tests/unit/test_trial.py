@@ -37,6 +37,13 @@ def test_the_slow_ones_drop_out_and_the_best_is_left():
     assert trial.way == "c", "by what it usually costs; neither a lucky call counts, nor the first"
 
 
+def test_short_calls_are_tried_longer_before_they_drop_out():
+    costs = {"a": [0.95] * 10, "unlucky": [3.5, 2.5, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9], "slow": [3.7, 2.8, 2.8]}
+    trial = Trial(list(costs), short=True)
+    taken = settle(trial, costs)
+    assert trial.way == "unlucky" and len(taken) == 23
+
+
 def test_the_slowest_rank_counts():
     trial = Trial(["here", "there"])
     for _ in range(8):
