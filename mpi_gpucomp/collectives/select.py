@@ -164,9 +164,8 @@ def quickest(
     Only among those that encode, if there are any, where somebody asks for that.
     """
     names = [row.name for row in algorithms(collective) if figures.placed or not row.two_level]
-    pays = coding is not None and coding.ratio > 1
-    codings = {True: coding} if coding and pays else {}
-    if not pays or not encoded_only:
+    codings = {True: coding} if coding and coding.ratio > 1 else {}
+    if not (codings and encoded_only):
         codings[False] = figures.plain
     # A sum waits for what it is made of, so a pipeline of reductions is never deep: what was measured is all to go by.
     most = DEFAULT_CHUNK if COLLECTIVES[collective].reduces else CHUNKS[-1]
