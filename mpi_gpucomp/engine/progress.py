@@ -21,11 +21,8 @@ EAGER_TURNS = 4
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 500e-6
 QUICK = 4e-4
 """Seconds between moves below which the next one is waited for without a nap."""
-IDLE_NAP, LONGEST_IDLE_NAP = 0.05, 0.2
-"""Seconds between looks at the letters of other ranks, which may ask what this one is doing, while there is no work.
-
-They become longer: a program may have many communicators, most of which do nothing for long.
-"""
+IDLE_NAP = 0.05
+"""Seconds between looks at the letters of other ranks, which may ask what this one is doing, while there is no work."""
 
 
 class Backoff:
@@ -127,11 +124,11 @@ class Crank:
         job.finished = True
 
     def _run(self) -> None:
-        backoff, nap = Backoff(eager_turns=0), IDLE_NAP
+        backoff = Backoff(eager_turns=0)
         while not self._closing:
             self._wake.clear()  # before the look: whoever submits sets it afterwards
             if self._engine.idle or self._waiters:
-                nap = IDLE_NAP if self._wake.wait(nap) else min(LONGEST_IDLE_NAP, 2 * nap)
+                self._wake.wait(IDLE_NAP)
                 if not self._waiters:
                     self.turn()
             elif self.turn():
