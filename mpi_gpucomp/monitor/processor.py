@@ -29,6 +29,8 @@ OFTEN = 5
 """Standstills in a second from which on they are not told one by one."""
 PRESSED, PRESSED_LEAST_NS = 60.0, 100_000_000
 """Where threads of the machine wait for processors more than this percentage of the time, only so long a one counts."""
+MOST_BEFORE_NS = 1_500_000
+"""How long a thread is taken to have run between its last note and a standstill, at most."""
 OTHERS_NS = 8_000_000
 """How often the other threads are noted, by whoever waits."""
 
@@ -153,8 +155,8 @@ class Processor:
             return 0
         awake = _between(self._own, self._files.of(thread))
         others = max((_between(counts, self._files.of(other)) for other, counts in self._others.items()), default=0)
-        # It was awake for some of the time from the note to the gap, nobody knows how much.
-        before = min(awake, max(0, begin - self._noted_at) // 2)
+        # It was awake for some of the time from the note to the gap, nobody knows how much: no more than a little.
+        before = min(awake, MOST_BEFORE_NS, max(0, begin - self._noted_at) // 2)
         return max(0, end - begin - (awake - before) - others)
 
     def remember(self, at: int, still: int) -> bool:
