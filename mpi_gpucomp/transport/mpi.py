@@ -160,20 +160,17 @@ class MpiTransport(Transport):
     def _send_far(self, on: Channel, cut: Cut, address: int, nbytes: int) -> Transfer:
         """Send a long message, whole where the wire is known to be fast."""
         pace = self._paces.setdefault(on.peer, Pace())
-        if nbytes <= cut.piece or pace.slow():
-            return SentPieces.of(on, cut, address, nbytes, pace.begin(nbytes))
-        self.bytes_sent += nbytes
         end = pace.begin(nbytes)
+        if nbytes <= cut.piece or pace.slow():
+            return SentPieces.of(on, cut, address, nbytes, end)
+        self.bytes_sent += nbytes
         return _Sent(self.messages.Isend([_memory(address, nbytes), MPI.BYTE], on.peer, on.tag), nbytes, self, end)
 
     def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
         """Start to receive."""
         try:
             if self._cut and room > self._cut.whole and peer in self._far:
-                before, channel = self.latest.get((peer, tag)), Channel(self, peer, tag)
-                received = ReceivedPieces(channel, self._cut, (address, room), before)
-                self.latest[peer, tag] = received
-                return received
+                return ReceivedPieces(Channel(self, peer, tag), self._cut, address, room)
             return _Received(self.messages.Irecv([_memory(address, room), MPI.BYTE], peer, tag), self)
         except MPI.Exception as error:
             self.fail(error)
@@ -203,10 +200,7 @@ class MpiTransport(Transport):
                 return None
             nbytes = self._status.Get_count(MPI.BYTE)
             if self._cut and peer in self._far:
-                before = self.latest.get((peer, tag))
-                discarded = DiscardedPieces(Channel(self, peer, tag), self._cut, (message, nbytes), before)
-                self.latest[peer, tag] = discarded
-                return discarded
+                return DiscardedPieces(Channel(self, peer, tag), self._cut, message, nbytes)
             room = bytearray(nbytes)
             return _Received(message.Irecv([room, MPI.BYTE]), self, room)
         except MPI.Exception as error:

@@ -53,6 +53,12 @@ class Channel(NamedTuple):
         except MPI.Exception as error:
             self.transport.fail(error)
 
+    def follow(self, message: Incoming) -> Incoming | None:
+        """Take notice of the message that comes next, and return the one that it comes behind, if that is not here."""
+        before = self.transport.latest.get(self[1:])
+        self.transport.latest[self[1:]] = message
+        return before
+
     def forget(self, message: Incoming, before: Incoming | None = None) -> None:
         """Let those that come later wait for what came `before` a message instead."""
         if self.transport.latest.get(self[1:]) is message:
@@ -115,9 +121,9 @@ class Incoming(Transfer):
     Messages of one channel ask for the latter in turn: else pieces of one would take the place of another's.
     """
 
-    def __init__(self, on: Channel, cut: Cut, first: MPI.Request, before: Incoming | None) -> None:
-        """Wait for the first piece; `before` is what was asked for before it on this channel."""
-        self._on, self._cut, self._first, self._before = on, cut, first, before
+    def __init__(self, on: Channel, cut: Cut, first: MPI.Request) -> None:
+        """Wait for the first piece, behind what was asked for before it on this channel."""
+        self._on, self._cut, self._first, self._before = on, cut, first, on.follow(self)
         self._status = MPI.Status()
         self._arrived = self._done = self._opened = False
         self.nbytes = 0
@@ -168,13 +174,13 @@ class Incoming(Transfer):
 class ReceivedPieces(Incoming):
     """A message that somebody wants."""
 
-    def __init__(self, on: Channel, cut: Cut, memory: tuple[int, int], before: Incoming | None) -> None:
+    def __init__(self, on: Channel, cut: Cut, address: int, room: int) -> None:
         """Receive it at an address, where there is room for so many bytes."""
-        self._address, self._room = memory
+        self._address, self._room = address, room
         self._left: deque[tuple[MPI.Request, int]] = deque()
         """The pieces that are not there yet, and where they begin."""
         self._relay: SentPieces | None = None
-        super().__init__(on, cut, on.firsts.Irecv(_bytes(*memory), on.peer, on.tag), before)
+        super().__init__(on, cut, on.firsts.Irecv(_bytes(address, room), on.peer, on.tag))
 
     def begun(self) -> bool:
         """Ask MPI."""
@@ -205,12 +211,11 @@ class ReceivedPieces(Incoming):
 class DiscardedPieces(Incoming):
     """A message that nobody wants: each piece goes into memory of its own, which is forgotten."""
 
-    def __init__(self, on: Channel, cut: Cut, found: tuple[MPI.Message, int], before: Incoming | None) -> None:
+    def __init__(self, on: Channel, cut: Cut, message: MPI.Message, nbytes: int) -> None:
         """Take what was found, a first piece of so many bytes."""
-        message, nbytes = found
         self._room, self._left = [bytearray(nbytes)], 0
         self._requests: list[MPI.Request] = []
-        super().__init__(on, cut, message.Irecv([self._room[0], MPI.BYTE]), before)
+        super().__init__(on, cut, message.Irecv([self._room[0], MPI.BYTE]))
 
     def opened(self) -> bool:
         """Say whether all pieces were taken from the wire, so that what comes behind them is another message's."""
