@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import (
     AgreementError,
-    BufferError,
+    BufferSpecError,
     DeadlockError,
+    DecodeError,
     DeviceError,
     FrameError,
     GpucompError,
@@ -15,20 +16,20 @@ from mpi_gpucomp.errors import (
     RankFailedError,
     ScheduleError,
     SpecError,
-    StreamError,
 )
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.comm import Communicator, Request
+    from mpi_gpucomp.communicator import Communicator, Request
     from mpi_gpucomp.transport.rails import Rails
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AgreementError",
-    "BufferError",
+    "BufferSpecError",
     "Communicator",
     "DeadlockError",
+    "DecodeError",
     "DeviceError",
     "FrameError",
     "GpucompError",
@@ -38,14 +39,13 @@ __all__ = [
     "Request",
     "ScheduleError",
     "SpecError",
-    "StreamError",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Import what starts MPI only when it is asked for."""
     if name in ("Communicator", "Request"):
-        from mpi_gpucomp import comm
+        from mpi_gpucomp import communicator as comm
 
         return getattr(comm, name)
     if name == "Rails":

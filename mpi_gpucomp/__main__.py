@@ -2,7 +2,7 @@
 
 import sys
 
-from mpi_gpucomp.tools.main import main
+from mpi_gpucomp.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 __all__ = [
     "AgreementError",
-    "BufferError",
+    "BufferSpecError",
     "DeadlockError",
+    "DecodeError",
     "DeviceError",
     "FrameError",
     "GpucompError",
@@ -28,7 +29,6 @@ __all__ = [
     "RankFailedError",
     "ScheduleError",
     "SpecError",
-    "StreamError",
 ]
 
 
@@ -46,7 +46,7 @@ class SpecError(GpucompError, ValueError):
     """A codec spec or a setting that does not parse or is out of range."""
 
 
-class BufferError(GpucompError, TypeError):
+class BufferSpecError(GpucompError, TypeError):
     """A buffer that cannot be used as asked."""
 
 
@@ -54,7 +54,7 @@ class DeviceError(GpucompError, RuntimeError):
     """A device, library or driver that is missing or failed."""
 
 
-class StreamError(GpucompError, ValueError):
+class DecodeError(GpucompError, ValueError):
     """Encoded bytes that are not a valid stream of their codec."""
 
 

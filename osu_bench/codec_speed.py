@@ -23,7 +23,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from mpi_gpucomp.codec.base import Codec
-from mpi_gpucomp.codec.registry import find
+from mpi_gpucomp.codec.registry import get_codec
 from mpi_gpucomp.device import Buffer, as_buffer, dtype_of_name
 from mpi_gpucomp.device.host import HostDevice
 
@@ -82,7 +82,7 @@ class Ours:
         kind = dtype_of_name(dtype)
         assert kind is not None
         device = HostDevice()
-        self._codec: Codec = find(spec)
+        self._codec: Codec = get_codec(spec)
         self._stream = device.stream(inline=True)
         self._sources = [Buffer(as_buffer(c).address, kind, c.shape, owner=c) for c in chunks]
         self._rooms = [device.alloc(self._codec.max_encoded(chunks[0].size, kind)) for _ in chunks]
@@ -92,13 +92,13 @@ class Ours:
 
     def encode(self, number: int) -> int:
         """Encode a chunk."""
-        size = self._codec.encode(self._sources[number], self._rooms[number], self._stream).size()
+        size = self._codec.encode(self._sources[number], self._rooms[number], self._stream).result()
         assert size is not None, f"{self._codec.spec} cannot hold the chunk"
         return size
 
     def decode(self, number: int, op: str = "replace") -> Array:
         """Decode a chunk onto `decoded`."""
-        self._codec.decode_reduce(self._rooms[number], self.sizes[number], self._to, op, self._stream).size()
+        self._codec.decode_reduce(self._rooms[number], self.sizes[number], self._to, op, self._stream).result()
         return self.decoded
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.codec import find, frame
+from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.transport.aware import cuda_aware
+from mpi_gpucomp.transport.gpu_aware import cuda_aware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,7 @@ class _Tuned(Contender):
 
     def prepare(self, message: Message, timed: Callable[[Callable[[], object]], float]) -> None:
         """Try the algorithms that this MPI has."""
-        from mpi_gpucomp.comm.own import Tuned
+        from mpi_gpucomp._tuning.mpi_algorithms import Tuned
 
         self.close()
         self._tuned = Tuned(self.comm, message.collective.name)
@@ -185,7 +185,7 @@ class _Ours(Contender):
     def __init__(self, comm: MPI.Intracomm, name: str, chunk: int | None) -> None:
         super().__init__(comm)
         spec, _, algorithm = name.partition("@")
-        self.name, self._codec = name, find(spec)
+        self.name, self._codec = name, get_codec(spec)
         self.codec = self._codec
         self._options: dict[str, Any] = {"algorithm": algorithm} if algorithm else {}
         self._ours = Communicator(comm, spec, chunk=chunk)
@@ -238,7 +238,7 @@ def contender(name: str, comm: MPI.Intracomm, chunk: int | None) -> Contender:
 
         spec, options = codec or PER_MESSAGE, {"chunk": chunk} if chunk else {}
         made = PerMessageChain if kind == "p2p-chain" else PerMessage
-        return _Rival(comm, name, made(comm, spec, **options), find(spec))
+        return _Rival(comm, name, made(comm, spec, **options), get_codec(spec))
     return _Ours(comm, name, chunk)
 
 
@@ -284,9 +284,9 @@ def _sampled_error(codec: Codec, sample: np.ndarray[Any, Any]) -> float:
     source, back, device = as_buffer(sample), np.empty_like(sample), get_device("host")
     stream = device.stream()
     with device.alloc(frame.room(codec, source.count, source.dtype)) as room:
-        frame.encode(codec, source, room, 0, stream).size()
+        frame.encode(codec, source, room, 0, stream).result()
         header = frame.read_header(room, stream)
-        frame.decode(codec, header, room, as_buffer(back, writable=True), stream).size()
+        frame.decode(codec, header, room, as_buffer(back, writable=True), stream).result()
     return float(np.max(np.abs(back.astype(np.float64) - sample.astype(np.float64))))
 
 

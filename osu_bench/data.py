@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_gpucomp.errors import BufferError, SpecError
-from mpi_gpucomp.tools.values import read
+from mpi_gpucomp.cli.sample_data import read
+from mpi_gpucomp.errors import BufferSpecError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,7 +173,7 @@ def _typed(pool: Array, element: str | None) -> Array:
 def differing(got: Array, expected: Array, tolerance: float) -> int:
     """Count where two arrays differ: in any bit, or by more than a tolerance."""
     if got.size != expected.size:
-        raise BufferError("result", expected=f"{expected.size} elements", got=str(got.size), remedy="")
+        raise BufferSpecError("result", expected=f"{expected.size} elements", got=str(got.size), remedy="")
     if tolerance == 0 and got.dtype == expected.dtype:
         unsigned = f"u{got.dtype.itemsize}"
         return int(np.count_nonzero(got.view(unsigned) != expected.view(unsigned)))

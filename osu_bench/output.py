@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from mpi_gpucomp.tools.progress import Progress
+from mpi_gpucomp.cli.output import Progress
 from osu_bench.results import Results, Row, load, machine
 from osu_bench.table import bars
 

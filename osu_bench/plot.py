@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.errors import BufferError, DeviceError, SpecError
+from mpi_gpucomp.errors import BufferSpecError, DeviceError, SpecError
 from osu_bench.report.compare import figure, is_bandwidth, is_ours, limit, plain_limit
 from osu_bench.report.palette import MARKERS, look
 from osu_bench.report.scale import axis, round_values, thinned
@@ -175,9 +175,9 @@ def save_figure(drawing: Any, path: Path | str) -> None:
     except OSError as error:
         got = error.strerror or str(error)
         remedy = "Choose another place."
-        raise BufferError(f"file {path}", expected="a file to write", got=got, remedy=remedy) from error
+        raise BufferSpecError(f"file {path}", expected="a file to write", got=got, remedy=remedy) from error
 
 
-def _empty(what: str) -> BufferError:
+def _empty(what: str) -> BufferSpecError:
     remedy = "Measure at least one size above 0, and name contenders that were measured."
-    return BufferError("plot", expected="something to draw", got=f"no figures of {what}", remedy=remedy)
+    return BufferSpecError("plot", expected="something to draw", got=f"no figures of {what}", remedy=remedy)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mpi_gpucomp
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +153,7 @@ def load(path: Path | str) -> Results:
     except (OSError, ValueError, KeyError, TypeError) as error:
         got = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         remedy = "Make one with `osu_bench NAME --json FILE`."
-        raise BufferError(f"file {path}", expected="results of osu_bench", got=got, remedy=remedy) from error
+        raise BufferSpecError(f"file {path}", expected="results of osu_bench", got=got, remedy=remedy) from error
 
 
 def _run(content: dict[str, Any]) -> Run:

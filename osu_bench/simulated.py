@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.collectives import build
-from mpi_gpucomp.schedule.cost import usual_chunk
+from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.cost import default_chunk_bytes
+from mpi_gpucomp.schedule.documents import read_topology
 from mpi_gpucomp.schedule.simulate import simulate
-from mpi_gpucomp.schedule.topology_file import read_topology
-from mpi_gpucomp.tools.table import table
 from osu_bench.cluster import Cluster
 from osu_bench.flags import names, number
 from osu_bench.results import load
@@ -46,7 +46,7 @@ class Compared(NamedTuple):
 def seconds_of(topology: Topology, benchmark: str, codec: str, nbytes: int) -> float:
     """Simulate a collective as a communicator would run it."""
     collective, algorithm = ALGORITHMS[benchmark]
-    chunk = usual_chunk(nbytes, coded=codec != "none")
+    chunk = default_chunk_bytes(nbytes, coded=codec != "none")
     coding = None if codec == "none" else topology.codecs[codec]
     return float(simulate(build(collective, algorithm, topology.ranks), topology, nbytes, chunk, coding).seconds)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple
 
-from mpi_gpucomp.schedule.presets import preset
+from mpi_gpucomp.cli.output import table
 from mpi_gpucomp.schedule.synth import synthesise
-from mpi_gpucomp.tools.table import table
+from mpi_gpucomp.schedule.topology import preset
 
 __all__ = ["main"]
 

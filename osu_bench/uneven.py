@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.collectives import algorithms
-from mpi_gpucomp.tools.table import table
+from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.schedule.algorithms import algorithms
 from osu_bench.cluster import Cluster
 from osu_bench.flags import names, number
 from osu_bench.results import load

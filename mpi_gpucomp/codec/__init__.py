@@ -1,6 +1,6 @@
 """Ways to encode the elements of a buffer, by spec string: `find("zfp:rate=8")`."""
 
 from mpi_gpucomp.codec.base import OPS, Codec, Pending
-from mpi_gpucomp.codec.registry import find, register, registered
+from mpi_gpucomp.codec.registry import get_codec, register, registered
 
-__all__ = ["OPS", "Codec", "Pending", "find", "register", "registered"]
+__all__ = ["OPS", "Codec", "Pending", "get_codec", "register", "registered"]

@@ -20,13 +20,13 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mpi_gpucomp.codec.base import Pending
-from mpi_gpucomp.codec.formats import Lz4, Zstd
-from mpi_gpucomp.codec.kernel import KernelCodec
+from mpi_gpucomp.codec.general import Lz4, Zstd
+from mpi_gpucomp.codec.kernel_codec import KernelCodec
 from mpi_gpucomp.codec.mpc import Mpc
-from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.codec.split import Split
+from mpi_gpucomp.device.base import DTYPES
 from mpi_gpucomp.device.buffer import Buffer
-from mpi_gpucomp.device.dtype import DTYPES
 from mpi_gpucomp.device.host import HostDevice, InlineStream
 from mpi_gpucomp.errors import DeviceError
 
@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec.base import Codec
-    from mpi_gpucomp.device.base import Event, Memory, Stream
-    from mpi_gpucomp.device.dtype import DType
+    from mpi_gpucomp.device.base import DType, Event, Memory, Stream
 
-__all__ = ["ASSUMED", "CODINGS", "Auto", "Coding", "Costs", "Sample"]
+__all__ = ["ASSUMED", "CODINGS", "Auto", "CodecSample", "CodecSpeed", "Costs"]
 
-NONE, SPLIT, MPC, LZ4, ZSTD = Nothing(), Split(), Mpc(), Lz4(), Zstd()
+NONE, SPLIT, MPC, LZ4, ZSTD = Raw(), Split(), Mpc(), Lz4(), Zstd()
 BY_WIRE_ID: dict[int, Codec] = {codec.wire_id: codec for codec in (NONE, SPLIT, MPC, LZ4, ZSTD)}
 CANDIDATES: dict[str, tuple[Codec, ...]] = {
     "float16": (SPLIT,),
@@ -68,7 +67,7 @@ MOST_REMEMBERED = 64
 PREFIX = struct.Struct("<II")
 
 
-class Coding(NamedTuple):
+class CodecSpeed(NamedTuple):
     """The seconds per plain byte that a codec takes to make a frame, and to check and decode it."""
 
     encode: float
@@ -76,15 +75,15 @@ class Coding(NamedTuple):
 
 
 _TYPICAL = {
-    ("none", ANY_TYPE): Coding(0.2e-9, 0.3e-9),
-    ("split", "float16"): Coding(1.3e-9, 1e-9),
-    ("split", "bfloat16"): Coding(0.75e-9, 0.75e-9),
-    ("split", "float32"): Coding(0.45e-9, 0.45e-9),
-    ("split", "float64"): Coding(0.5e-9, 0.45e-9),
-    ("mpc", "float32"): Coding(0.4e-9, 0.5e-9),
-    ("mpc", "float64"): Coding(0.4e-9, 0.5e-9),
-    ("lz4", ANY_TYPE): Coding(4e-9, 1e-9),
-    ("zstd", ANY_TYPE): Coding(8e-9, 3e-9),
+    ("none", ANY_TYPE): CodecSpeed(0.2e-9, 0.3e-9),
+    ("split", "float16"): CodecSpeed(1.3e-9, 1e-9),
+    ("split", "bfloat16"): CodecSpeed(0.75e-9, 0.75e-9),
+    ("split", "float32"): CodecSpeed(0.45e-9, 0.45e-9),
+    ("split", "float64"): CodecSpeed(0.5e-9, 0.45e-9),
+    ("mpc", "float32"): CodecSpeed(0.4e-9, 0.5e-9),
+    ("mpc", "float64"): CodecSpeed(0.4e-9, 0.5e-9),
+    ("lz4", ANY_TYPE): CodecSpeed(4e-9, 1e-9),
+    ("zstd", ANY_TYPE): CodecSpeed(8e-9, 3e-9),
 }
 
 
@@ -94,12 +93,12 @@ class Costs:
 
     wire: float = 0.8e-9
     """Seconds per byte on the link."""
-    coding: Mapping[tuple[str, str], Coding] = field(default_factory=lambda: dict(_TYPICAL))
+    coding: Mapping[tuple[str, str], CodecSpeed] = field(default_factory=lambda: dict(_TYPICAL))
     """By names of codec and element type, as in CODINGS; a codec that is not there is not used."""
     sample: float = 50e-6
     """Seconds that it takes to try one codec on a sample."""
 
-    def of(self, codec: Codec, dtype: DType) -> Coding | None:
+    def of(self, codec: Codec, dtype: DType) -> CodecSpeed | None:
         """Return the speeds of a codec on elements of a type, or None if it is not to be used."""
         return self.coding.get((codec.name, dtype.name)) or self.coding.get((codec.name, ANY_TYPE))
 
@@ -112,7 +111,7 @@ ASSUMED = Costs()
 """The costs of `find("auto")`, which knows no link."""
 
 
-class Sample(NamedTuple):
+class CodecSample(NamedTuple):
     """What a sample has shown: the codec to use, and how many times smaller it makes the elements."""
 
     codec: Codec
@@ -177,7 +176,7 @@ class Auto(KernelCodec):
         _write(PREFIX.pack(codec.wire_id, 0), to, stream)
 
         def answer() -> int | None:
-            size = pending.size()
+            size = pending.result()
             return None if size is None else PREFIX.size + size
 
         return Pending(pending.done, answer)
@@ -195,20 +194,20 @@ class Auto(KernelCodec):
             return self.refuse(to.count, f"bytes of wire id {wire_id:#x}")
         rest = nbytes - PREFIX.size
         pending = codec.decode_reduce(source.part(PREFIX.size, rest), rest, to, op, stream)
-        return Pending(pending.done, lambda: nbytes if pending.size() is not None else None)
+        return Pending(pending.done, lambda: nbytes if pending.result() is not None else None)
 
     def tolerates_damage(self, stream: Stream) -> bool:
         """Only if every codec does that the bytes might name."""
         return all(codec.tolerates_damage(stream) for codec in BY_WIRE_ID.values())
 
-    def best(self, dtype: DType, ratios: Mapping[Codec, float]) -> Sample:
+    def best(self, dtype: DType, ratios: Mapping[Codec, float]) -> CodecSample:
         """Return the codec whose slowest stage is the quickest, if it is clearly quicker than no codec."""
         costs = self.costs
         times = {codec: max(costs.wire / ratio, *(costs.of(codec, dtype) or ())) for codec, ratio in ratios.items()}
         codec = min(times, key=times.__getitem__, default=None)
         if codec is None or times[codec] * MARGIN > costs.raw(dtype):
-            return Sample(NONE, 1.0)
-        return Sample(codec, ratios[codec])
+            return CodecSample(NONE, 1.0)
+        return CodecSample(codec, ratios[codec])
 
     def available(self, codec: Codec, stream: Stream) -> bool:
         """Say whether a codec has not yet been found to lack a package for this device."""
@@ -279,11 +278,11 @@ class Sampling:
             return self._event.done()
         return all(pending.done() for pending in self._tried.values())
 
-    def result(self) -> Sample:
+    def result(self) -> CodecSample:
         """Wait, then return the codec to use."""
         if self._event is not None:
             self._event.wait()
-        sizes = {codec: pending.size() for codec, pending in self._tried.items()}
+        sizes = {codec: pending.result() for codec, pending in self._tried.items()}
         ratios = {codec: self._nbytes / size for codec, size in sizes.items() if size}
         return self._auto.best(self._dtype, ratios)
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from mpi_gpucomp.device.base import Memory, Stream
+    from mpi_gpucomp.device.base import DType, Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
-    from mpi_gpucomp.device.dtype import DType
 
 __all__ = ["OPS", "Codec", "Pending"]
 
@@ -39,7 +38,7 @@ class Pending:
         """Say whether the answer is there; never waits."""
         return self._settled or self._done()
 
-    def size(self) -> int | None:
+    def result(self) -> int | None:
         """Wait, then return the bytes written: None where the codec cannot hold this data and it must travel raw."""
         if not self._settled:
             try:
@@ -116,7 +115,7 @@ class Codec(ABC):
     def check_dtype(self, dtype: DType) -> None:
         """Raise if the codec does not take elements of this type."""
         if dtype.name not in self.dtypes:
-            raise BufferError(
+            raise BufferSpecError(
                 f"codec {self.spec}",
                 expected=f"elements of type {' or '.join(self.dtypes)}",
                 got=str(dtype),
@@ -127,7 +126,7 @@ class Codec(ABC):
         """Raise if an encoding of `source` might not fit."""
         needed = self.max_encoded(source.count, source.dtype)
         if to.nbytes < needed:
-            raise BufferError(
+            raise BufferSpecError(
                 f"codec {self.spec}",
                 expected=f"room for {needed} encoded bytes",
                 got=f"{to.nbytes}",
@@ -139,7 +138,7 @@ class Codec(ABC):
         missing = {"c": ("min", "max"), "b": ("sum",)}.get(dtype.kind, ())
         known = [name for name in OPS if name not in missing]
         if op not in known:
-            raise BufferError(
+            raise BufferSpecError(
                 f"codec {self.spec}",
                 expected=f"an operation that {dtype} has: {', '.join(known)}",
                 got=op,

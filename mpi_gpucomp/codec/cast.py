@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from mpi_gpucomp.codec.fixed import FixedCodec
+from mpi_gpucomp.codec.kernel_codec import FixedCodec
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.device.dtype import DType
+    from mpi_gpucomp.device.base import DType
 
 __all__ = ["Cast"]
 

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from mpi_gpucomp.codec.kernel_codec import TiledCodec, Tiling
 from mpi_gpucomp.codec.split import Split
-from mpi_gpucomp.codec.tiled import TiledCodec, Tiling
-from mpi_gpucomp.device.dtype import DTYPES
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.device.base import DTYPES
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec.base import Codec, Pending
-    from mpi_gpucomp.codec.tiled import EncodeJob
-    from mpi_gpucomp.device.base import Memory, Stream
+    from mpi_gpucomp.codec.kernel_codec import EncodeJob
+    from mpi_gpucomp.device.base import DType, Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
-    from mpi_gpucomp.device.dtype import DType
 
 __all__ = ["Delta"]
 
@@ -74,7 +73,7 @@ class Delta(TiledCodec):
         for room in rooms:
             stream.release(room)
         yield lambda: all(pending.done() for pending in tried)
-        changes, whole = (pending.size() or piece.nbytes for pending in tried)
+        changes, whole = (pending.result() or piece.nbytes for pending in tried)
         return self if changes <= whole else WHOLE
 
     def decoder(self, wire_id: int) -> Codec:
@@ -90,7 +89,7 @@ class Delta(TiledCodec):
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
         """Queue the decoding; a version can only take the place of another."""
         if op != "replace":
-            raise BufferError(
+            raise BufferSpecError(
                 "codec delta", expected="the operation replace", got=op, remedy="Choose another codec for reductions."
             )
         return super().decode_reduce(source, nbytes, to, op, stream)
@@ -106,7 +105,7 @@ class Delta(TiledCodec):
         """Return where the base has the elements that stand in a part of the buffer."""
         start = part.address - self._buffer.address
         if not 0 <= start <= start + part.nbytes <= self._buffer.nbytes:
-            raise BufferError(
+            raise BufferSpecError(
                 "codec delta",
                 expected="elements of the buffer that it was made for",
                 got=repr(part),

@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.codec.base import Pending
-from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.device import library
-from mpi_gpucomp.device.dtype import DType, dtype_of_code
+from mpi_gpucomp.device.base import DType, dtype_of_code
 from mpi_gpucomp.errors import FrameError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device.base import Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
 
-__all__ = ["HEADER_BYTES", "VERSION", "Header", "decode", "encode", "parse", "read_header", "room", "verify"]
+__all__ = ["HEADER_BYTES", "VERSION", "FrameHeader", "decode", "encode", "parse", "read_header", "room", "verify"]
 
 MAGIC, VERSION = b"GPCF", 1
 RAW, CHECKED = 1, 2
@@ -48,7 +48,7 @@ ADLER = 65521
 
 
 @dataclass(frozen=True)
-class Header:
+class FrameHeader:
     """What a frame says of its payload."""
 
     wire_id: int
@@ -68,7 +68,7 @@ class Header:
         """Return the checksum that the header should have, given that of the payload."""
         return _joined(self._packed(0), payload, self.encoded)
 
-    def sealed(self, payload: int) -> Header:
+    def sealed(self, payload: int) -> FrameHeader:
         """Return the header with its checksum, given that of the payload."""
         return replace(self, checksum=self.seal(payload))
 
@@ -78,7 +78,7 @@ class Header:
         return LAYOUT.pack(*kind, checksum, self.sequence, self.plain, self.encoded, 0)
 
 
-def parse(data: bytes, *, where: str = "frame") -> Header:
+def parse(data: bytes, *, where: str = "frame") -> FrameHeader:
     """Read a header that nobody vouches for; `where` names the frame in errors."""
     if len(data) < HEADER_BYTES:
         raise _broken(where, f"a header of {HEADER_BYTES} bytes", f"{len(data)} bytes")
@@ -91,7 +91,7 @@ def parse(data: bytes, *, where: str = "frame") -> Header:
     unchecked = checksum and not flags & CHECKED
     if dtype is None or zero or zeros or unchecked or flags & ~(RAW | CHECKED):
         raise _broken(where, "known flags, an element type and zeros", f"{data[4:8].hex()} and {data[40:48].hex()}")
-    header = Header(wire_id, dtype, sequence, plain, encoded, bool(flags & RAW), bool(flags & CHECKED), checksum)
+    header = FrameHeader(wire_id, dtype, sequence, plain, encoded, bool(flags & RAW), bool(flags & CHECKED), checksum)
     if plain % dtype.itemsize or (header.raw and encoded != plain):
         raise _broken(where, f"lengths that fit {dtype} elements", f"{plain} plain and {encoded} encoded bytes")
     return header
@@ -117,24 +117,24 @@ def encode(
     With `raw` it is not encoded, as one that does not shrink.
     """
     payload = to.part(HEADER_BYTES, to.nbytes - HEADER_BYTES)
-    pending = (Nothing() if raw else codec).encode(source, payload, stream)
+    pending = (Raw() if raw else codec).encode(source, payload, stream)
     expected = source.nbytes if raw else codec.encoded_size(source.count, source.dtype)
     early = _Checksum(payload.address, expected, stream) if checked and expected is not None else None
 
     def answer() -> int:
         try:
-            size = pending.size()
+            size = pending.result()
         except Exception:
             if early:
                 early.discard()
             raise
-        unfit = size is None or (size >= source.nbytes > 0 and not isinstance(codec, Nothing))
+        unfit = size is None or (size >= source.nbytes > 0 and not isinstance(codec, Raw))
         if unfit and not raw:
-            size = Nothing().encode(source, payload, stream).size()
+            size = Raw().encode(source, payload, stream).result()
             if early:
                 early.discard()
         assert size is not None
-        header = Header(codec.wire_id, source.dtype, sequence, source.nbytes, size, raw or unfit, checked)
+        header = FrameHeader(codec.wire_id, source.dtype, sequence, source.nbytes, size, raw or unfit, checked)
         if checked:
             reused = early if raw or not unfit else None
             header = header.sealed(reused.value() if reused else _of_written(payload.address, size, stream))
@@ -144,7 +144,7 @@ def encode(
     return Pending(pending.done, answer)
 
 
-def read_header(source: Memory, stream: Stream, *, where: str = "frame") -> Header:
+def read_header(source: Memory, stream: Stream, *, where: str = "frame") -> FrameHeader:
     """Read the header of the frame in `source`, wherever that is; waits for the stream."""
     nbytes = min(HEADER_BYTES, source.nbytes)
     with stream.device.pinned(HEADER_BYTES) as here:
@@ -153,7 +153,7 @@ def read_header(source: Memory, stream: Stream, *, where: str = "frame") -> Head
         return parse(ctypes.string_at(here.address, nbytes), where=where)
 
 
-def verify(header: Header, source: Memory, stream: Stream, *, where: str = "frame") -> None:
+def verify(header: FrameHeader, source: Memory, stream: Stream, *, where: str = "frame") -> None:
     """Raise unless the payload behind a header is whole and its checksum right; waits for the stream."""
     if HEADER_BYTES + header.encoded > source.nbytes:
         raise _broken(where, f"{HEADER_BYTES + header.encoded} bytes", f"{source.nbytes}")
@@ -163,7 +163,7 @@ def verify(header: Header, source: Memory, stream: Stream, *, where: str = "fram
 
 def decode(
     codec: Codec,
-    header: Header,
+    header: FrameHeader,
     source: Memory,
     to: Buffer,
     stream: Stream,
@@ -181,23 +181,23 @@ def decode(
     if checksum and (op != "replace" or not codec.tolerates_damage(stream)):
         _check(header, checksum.value(), where)
         checksum = None
-    pending = (Nothing() if header.raw else codec).decode_reduce(payload, header.encoded, to, op, stream)
+    pending = (Raw() if header.raw else codec).decode_reduce(payload, header.encoded, to, op, stream)
 
     def answer() -> int | None:
         if checksum:
             _check(header, checksum.value(), where)
-        return pending.size()
+        return pending.result()
 
     return Pending(pending.done, answer) if checksum else pending
 
 
-def _check(header: Header, payload: int, where: str) -> None:
+def _check(header: FrameHeader, payload: int, where: str) -> None:
     if header.seal(payload) != header.checksum:
         raise _broken(where, f"the checksum {header.checksum:#010x}", "another one")
 
 
 def _check_agreement(
-    codec: Codec, header: Header, source: Memory, to: Buffer, sequence: int | None, where: str
+    codec: Codec, header: FrameHeader, source: Memory, to: Buffer, sequence: int | None, where: str
 ) -> None:
     """Raise unless the header says what the receiver expects."""
     agree = "Pass the same codec, type and count on every rank."

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from mpi_gpucomp.codec.parameters import Parameters, whole
-from mpi_gpucomp.codec.tiled import TiledCodec, Tiling
+from mpi_gpucomp.codec.kernel_codec import Parameters, TiledCodec, Tiling, whole
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.codec.tiled import EncodeJob
-    from mpi_gpucomp.device.base import Stream
+    from mpi_gpucomp.codec.kernel_codec import EncodeJob
+    from mpi_gpucomp.device.base import DType, Stream
     from mpi_gpucomp.device.buffer import Buffer
-    from mpi_gpucomp.device.dtype import DType
 
 __all__ = ["Mpc"]
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from mpi_gpucomp.codec.base import Pending
-from mpi_gpucomp.codec.optional import needed
-from mpi_gpucomp.errors import BufferError, DeviceError, GpucompError
+from mpi_gpucomp.codec.kernel_codec import needed
+from mpi_gpucomp.errors import BufferSpecError, DeviceError, GpucompError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device.base import Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
     from mpi_gpucomp.device.cuda import CudaStream
-    from mpi_gpucomp.errors import StreamError
+    from mpi_gpucomp.errors import DecodeError
 
 __all__ = ["PIECE", "Format", "Session", "native_bound", "session"]
 
@@ -101,7 +101,7 @@ class Session:
         nbytes: int,
         to: Buffer,
         stream: Stream,
-        broken: Callable[[str], StreamError],
+        broken: Callable[[str], DecodeError],
         finish: Callable[[int, Stream], None] | None,
     ) -> Pending:
         """Queue the decoding into `to`, or into temporary memory from whose address `finish` goes on."""
@@ -151,7 +151,7 @@ class Session:
 
     def _check_alignment(self, encoded: Memory) -> None:
         if encoded.address % self._form.alignment:
-            raise BufferError(
+            raise BufferSpecError(
                 f"nvCOMP's {self._form.algorithm} on {encoded.device.name}",
                 expected=f"encoded bytes at a multiple of {self._form.alignment}",
                 got=f"the address {encoded.address:#x}",

@@ -17,9 +17,9 @@ from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.codec.base import Codec
 from mpi_gpucomp.codec.bound import Bound
 from mpi_gpucomp.codec.cast import Cast
-from mpi_gpucomp.codec.formats import FORMATS
+from mpi_gpucomp.codec.general import FORMATS
 from mpi_gpucomp.codec.mpc import Mpc
-from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.codec.split import Split
 from mpi_gpucomp.codec.zfp import Zfp
 from mpi_gpucomp.errors import SpecError
@@ -27,10 +27,10 @@ from mpi_gpucomp.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Entry", "find", "register", "registered"]
+__all__ = ["CodecEntry", "get_codec", "register", "registered"]
 
 
-class Entry(NamedTuple):
+class CodecEntry(NamedTuple):
     """A codec that can be asked for: how it is made, what it is good for, and an example of its spec."""
 
     make: Callable[[dict[str, str]], Codec]
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     example: str
 
 
-_entries: dict[str, Entry] = {}
+_entries: dict[str, CodecEntry] = {}
 
 
 def register(
@@ -52,16 +52,16 @@ def register(
             got=f"'{name}'",
             remedy="Choose another name, or pass replace=True to take the place of the one that is there.",
         )
-    _entries[name] = Entry(make, purpose, example or name)
+    _entries[name] = CodecEntry(make, purpose, example or name)
     _parsed.cache_clear()
 
 
-def registered() -> dict[str, Entry]:
+def registered() -> dict[str, CodecEntry]:
     """Return all codecs by name."""
     return dict(_entries)
 
 
-def find(spec: str | Codec) -> Codec:
+def get_codec(spec: str | Codec) -> Codec:
     """Return the codec of a spec string; a codec is returned as it is."""
     if isinstance(spec, Codec):
         return spec
@@ -96,8 +96,8 @@ def _wrong(got: str, name: str) -> SpecError:
 
 
 def _register_own() -> None:
-    own: tuple[tuple[type[Nothing | Zfp | Mpc | Bound | Split | Cast | Auto], str, str], ...] = (
-        (Nothing, "bytes as they are", "none"),
+    own: tuple[tuple[type[Raw | Zfp | Mpc | Bound | Split | Cast | Auto], str, str], ...] = (
+        (Raw, "bytes as they are", "none"),
         (Split, "any floats, weights and gradients above all", "split"),
         (Mpc, "smooth floats", "mpc:stride=4"),
         (Zfp, "floats, at a size that is known in advance", "zfp:rate=8"),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from mpi_gpucomp.codec.base import Pending
-from mpi_gpucomp.codec.tiled import TiledCodec, Tiling
+from mpi_gpucomp.codec.kernel_codec import TiledCodec, Tiling
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.codec.tiled import EncodeJob
-    from mpi_gpucomp.device.base import Memory, Stream
+    from mpi_gpucomp.codec.kernel_codec import EncodeJob
+    from mpi_gpucomp.device.base import DType, Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
-    from mpi_gpucomp.device.dtype import DType
 
 __all__ = ["Split"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from math import floor
 from typing import TYPE_CHECKING, ClassVar
 
-from mpi_gpucomp.codec.fixed import FixedCodec
-from mpi_gpucomp.codec.parameters import Parameters, number
+from mpi_gpucomp.codec.kernel_codec import FixedCodec, Parameters, number
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.device.dtype import DType
+    from mpi_gpucomp.device.base import DType
 
 __all__ = ["Zfp"]
 

@@ -1,8 +1,7 @@
 """Where buffers live and kernels run: the processor and CUDA GPUs behind one contract."""
 
-from mpi_gpucomp.device.base import Device, Event, Memory, Stream
+from mpi_gpucomp.device.base import DTYPES, Device, DType, Event, Memory, Stream, dtype_of_code, dtype_of_name
 from mpi_gpucomp.device.buffer import Buffer, as_buffer, order_after
-from mpi_gpucomp.device.dtype import DTYPES, DType, dtype_of_code, dtype_of_name
 from mpi_gpucomp.device.registry import get_device
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.device import nvrtc
+from mpi_gpucomp.device import library as nvrtc
 from mpi_gpucomp.device.base import Device, Event, Memory, Stream
 from mpi_gpucomp.device.pool import Pool
 from mpi_gpucomp.errors import DeviceError

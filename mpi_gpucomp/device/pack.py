@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.device.strided import coalesce
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.device.buffer import coalesce
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def _numbers(values: Sequence[int], stream: Stream) -> Memory:
 
 def _check(buffer: Buffer, contiguous: Memory, stream: Stream) -> None:
     if buffer.device != stream.device.name or contiguous.nbytes < buffer.nbytes:
-        raise BufferError(
+        raise BufferSpecError(
             "packing",
             expected=f"elements on {stream.device.name}, where the stream is, and {buffer.nbytes} bytes for them",
             got=f"elements on {buffer.device} and {contiguous.nbytes} bytes",
@@ -75,7 +75,7 @@ class Bucket:
         for number, buffer in enumerate(buffers):
             if buffer.strides is not None or buffer.device != buffers[0].device:
                 layout = "contiguous" if buffer.contiguous else "strided"
-                raise BufferError(
+                raise BufferSpecError(
                     f"buffer {number} of a bucket",
                     expected=f"contiguous elements on {buffers[0].device}, where the first buffer is",
                     got=f"{layout} ones on {buffer.device}",
@@ -95,7 +95,7 @@ class Bucket:
 
     def _move(self, bucket: Memory, stream: Stream, direction: int) -> None:
         if bucket.nbytes < self.nbytes:
-            raise BufferError(
+            raise BufferSpecError(
                 "bucket",
                 expected=f"memory of {self.nbytes} bytes",
                 got=f"{bucket.nbytes}",

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.device.base import Memory
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ class Pool:
     def take(self, nbytes: int) -> Memory:
         """Return memory for `nbytes`, with contents that mean nothing."""
         if nbytes < 0:
-            raise BufferError(
+            raise BufferSpecError(
                 f"memory of {self._device.name}",
                 expected="a size of at least 0 bytes",
                 got=str(nbytes),

@@ -1,1 +1,1 @@
-"""Runs schedules: tasks, their staging memory, and who turns the crank."""
+"""Runs schedules: tasks, their staging memory, and who turns the driver."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.monitor.box import SEND
+from mpi_gpucomp.monitor.trace_buffer import SEND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpi_gpucomp.engine.job import Job
-    from mpi_gpucomp.engine.roll import Call
-    from mpi_gpucomp.engine.watch import Watch
-    from mpi_gpucomp.monitor.recorder import Group
+    from mpi_gpucomp.engine.agreement import CallId
+    from mpi_gpucomp.engine.deadlock import DeadlockDetector
+    from mpi_gpucomp.engine.scheduling import Job
+    from mpi_gpucomp.monitor.recorder import TraceGroup
 
 __all__ = ["account"]
 
 
-def account(group: Group, watch: Watch, jobs: Mapping[Call, Job], broken: Exception | None) -> dict[str, Any]:
+def account(
+    group: TraceGroup, watch: DeadlockDetector, jobs: Mapping[CallId, Job], broken: Exception | None
+) -> dict[str, Any]:
     """Tell which calls were begun, which are under way and how, and what is waited for; ranks are of the world."""
     status = watch.status()
     links = [
@@ -36,7 +38,7 @@ def account(group: Group, watch: Watch, jobs: Mapping[Call, Job], broken: Except
     }
 
 
-def _call(group: Group, job: Job) -> dict[str, Any]:
+def _call(group: TraceGroup, job: Job) -> dict[str, Any]:
     now, world = perf_counter_ns(), group.world
     sends, receives = [], []
     for one in job.task.under_way():

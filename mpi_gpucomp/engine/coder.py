@@ -10,7 +10,7 @@ import ctypes
 from typing import TYPE_CHECKING, cast
 
 from mpi_gpucomp.codec import frame
-from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.host import HostDevice, InlineStream
 from mpi_gpucomp.monitor.nvtx import gpu_range
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec import Codec, Pending
-    from mpi_gpucomp.codec.frame import Header
+    from mpi_gpucomp.codec.frame import FrameHeader
     from mpi_gpucomp.device import Buffer, Device, DType, Memory
 
     Waiting = Generator[Callable[[], bool], None, int]
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["INLINE_BYTES", "Coder"]
 
 HOST = cast(HostDevice, get_device("host"))
-PLAIN = Nothing()
+PLAIN = Raw()
 INLINE_BYTES = 1 << 16
 """Chunks below this size are best coded by the thread that waits for them."""
 
@@ -63,7 +63,7 @@ class Coder:
         with self._encoding:
             pending = frame.encode(codec, source, near, sequence, self.stream, raw=raw)
         yield pending.done
-        nbytes = pending.size() or 0
+        nbytes = pending.result() or 0
         if self._device is HOST:
             return nbytes
         if near is not to:
@@ -98,20 +98,20 @@ class Coder:
             self.stream.release(near)
         return pending
 
-    def header(self, framed: Memory, where: str) -> Header:
+    def header(self, framed: Memory, where: str) -> FrameHeader:
         """Read the header of a frame, such as one that was made here."""
         if self._direct and self._device is not HOST:
             return frame.read_header(framed, self.stream, where=where)
         return frame.parse(ctypes.string_at(framed.address, min(framed.nbytes, frame.HEADER_BYTES)), where=where)
 
-    def open(self, received: Memory, where: str) -> Header:
+    def open(self, received: Memory, where: str) -> FrameHeader:
         """Read and check a frame that has arrived, header and payload."""
         header = self.header(received, where)
         near = self.stream if self._direct and self._device is not HOST else self._inline
         frame.verify(header, received, near, where=where)
         return header
 
-    def decode(self, header: Header, received: Memory, to: Buffer, op: str, sequence: int, where: str) -> Pending:
+    def decode(self, header: FrameHeader, received: Memory, to: Buffer, op: str, sequence: int, where: str) -> Pending:
         """Queue the decoding of a frame that has been opened."""
         near = received
         if not self._direct:

@@ -12,21 +12,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.engine.account import account
+from mpi_gpucomp.engine.agreement import CHANNELS, CallId, CallRegistry, Joined, Past
+from mpi_gpucomp.engine.deadlock import DeadlockDetector, post_all
 from mpi_gpucomp.engine.failure import Disagreement, Failure, Note, note_for
-from mpi_gpucomp.engine.meeting import CHANNELS
-from mpi_gpucomp.engine.roll import Call, Joined, Past, Roll
-from mpi_gpucomp.engine.sentry import IDLE_TURNS, Sentry
-from mpi_gpucomp.engine.slots import Slots
-from mpi_gpucomp.engine.watch import Watch, post_all
+from mpi_gpucomp.engine.scheduling import Slots
+from mpi_gpucomp.engine.sentry import IDLE_TURNS, AnomalyDetector
 from mpi_gpucomp.errors import PeerError, RankFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp.engine.job import Errand, Job, Work
-    from mpi_gpucomp.monitor.digest import UnderWay
-    from mpi_gpucomp.monitor.recorder import Group
-    from mpi_gpucomp.monitor.station import Station
+    from mpi_gpucomp.engine.scheduling import Job, P2POperation, Work
+    from mpi_gpucomp.monitor.diagnosis import InFlight
+    from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
+    from mpi_gpucomp.monitor.recorder import TraceGroup
     from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["Engine"]
@@ -45,8 +44,8 @@ class Engine:
         transport: Transport,
         slots: int = 2,
         timeout: float | None = None,
-        group: Group | None = None,
-        station: Station | None = None,
+        group: TraceGroup | None = None,
+        station: ProcessMonitor | None = None,
     ) -> None:
         """Let so many jobs run at once; after `timeout` seconds in which nothing moves, ask whether it ever will.
 
@@ -57,21 +56,21 @@ class Engine:
         """Why nothing more can be done here."""
         self.broken_off: str | None = None
         """What was under way when this rank left, of its own accord: others may wait for it and never look up."""
-        self._transport, self._roll, self._tag = transport, Roll(), 0
+        self._transport, self._registry, self._tag = transport, CallRegistry(), 0
         rank, size = transport.rank, transport.size
         self._others = frozenset(range(size)) - {rank}
         self._ring = frozenset({(rank - 1) % size, (rank + 1) % size} - {rank})
         """The ranks before and behind this one: by them all ranks are compared, whatever the algorithm."""
         self.to_tell: deque[Job] = deque()
         """Jobs that are over, whose callbacks are to be called by whoever turns the engine."""
-        self.errands: list[Errand] = []
+        self.p2p_operations: list[P2POperation] = []
         """What concerns this rank and a peer alone: it is moved in every turn, and dropped when it is done."""
         self._alarm: PeerError | None = None
         self._slots = Slots(transport, slots)
-        self._jobs: dict[Call, Job] = {}
-        self._failures: dict[Call, Failure] = {}
-        self.watch = Watch(transport, self._roll, self._jobs, self._fail)
-        self._group, self._station, self.sentry = group, station, Sentry(transport, self.watch, group, station)
+        self._jobs: dict[CallId, Job] = {}
+        self._failures: dict[CallId, Failure] = {}
+        self.watch = DeadlockDetector(transport, self._registry, self._jobs, self._fail)
+        self._group, self._station, self.sentry = group, station, AnomalyDetector(transport, self.watch, group, station)
         if station is not None:
             station.sources.add(self)
         self._readers: dict[str, Callable[..., None]] = {
@@ -92,7 +91,7 @@ class Engine:
         """Add a job to the line, and tell its neighbours."""
         if self.broken:
             raise self.broken
-        job.call = call = self._roll.begin(job.name)
+        job.call = call = self._registry.begin(job.name)
         job.task.title, job.trace = job.title, 0 if job.name else self.watch.trace
         self.watch.moved()
         if self._group is not None:
@@ -105,13 +104,13 @@ class Engine:
             return
         letter = pickle.dumps(("join", call, Joined(job.said, job.task.tag, job.task.longest, job.trace)))
         for peer in job.needs:
-            self._transport.post(peer, letter)
+            self._transport.send_control(peer, letter)
         self._slots.add(job)
         if self._alarm is not None:
             alarm, self._alarm = self._alarm, None
             self._fail(job, alarm)
             return
-        for peer, joined in self._roll.heard(call).items():
+        for peer, joined in self._registry.heard(call).items():
             self._compare(job, peer, joined)
         self._slots.fill()
 
@@ -133,7 +132,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Say whether there is nothing to do."""
-        return not self._jobs and not self.errands
+        return not self._jobs and not self.p2p_operations
 
     @property
     def under_way(self) -> str | None:
@@ -151,7 +150,7 @@ class Engine:
         try:
             self.sentry.turn(waiting, naps)
             moved = self._hear()
-            if self.errands:
+            if self.p2p_operations:
                 moved |= self._run_errands()
             for place, job in enumerate(list(self._slots.running)):
                 moved |= self._go_on(job, FIRST_IN_LINE if place == 0 else 1)
@@ -180,14 +179,14 @@ class Engine:
 
     def _run_errands(self) -> bool:
         moved = False
-        for errand in self.errands:
+        for errand in self.p2p_operations:
             try:
                 moved |= errand.move()
             except RankFailedError:
                 raise
             except Exception as error:
                 errand.error, errand.done, moved = error, True, True
-        self.errands = [errand for errand in self.errands if not errand.done]
+        self.p2p_operations = [errand for errand in self.p2p_operations if not errand.done]
         return moved
 
     def _go_on(self, job: Job, tries: int) -> bool:
@@ -213,7 +212,7 @@ class Engine:
         """Let go of a job that is over."""
         del self._jobs[job.call]
         job.task.log.end(failed=error is not None)
-        self._roll.end(job.call, Past(job.said, job.task.sent, job.trace))
+        self._registry.end(job.call, Past(job.said, job.task.sent, job.trace))
         job.error = error
         if job.when_done is None:
             job.finished = True
@@ -238,7 +237,7 @@ class Engine:
         """Tell what it is doing, for a flight record."""
         return account(self._group, self.watch, self._jobs, self.broken) if self._group else {}
 
-    def chunks(self) -> list[UnderWay]:
+    def chunks(self) -> list[InFlight]:
         """Return the chunks that are not complete; their peers are ranks of the world."""
         world = self._group.world if self._group else ()
         return [one._replace(peer=world[one.peer]) for one in self.watch.under_way()] if world else []
@@ -252,18 +251,18 @@ class Engine:
     def _hear(self) -> bool:
         """Read the letters of other ranks; say whether any of them lets a job go on."""
         heard = False
-        while (letter := self._transport.poll()) is not None:
+        while (letter := self._transport.recv_control()) is not None:
             peer, content = letter[0], pickle.loads(letter[1])
             self._readers[content[0]](peer, *content[1:])
             heard |= content[0] in ("join", "note", "answer")
         return heard
 
-    def _hear_join(self, peer: int, call: Call, joined: Joined) -> None:
+    def _hear_join(self, peer: int, call: CallId, joined: Joined) -> None:
         job = self._jobs.get(call)
         if job is not None:
             self._compare(job, peer, joined)
-        elif not self._roll.begun(call):
-            self._roll.hear(call, peer, joined)
+        elif not self._registry.begun(call):
+            self._registry.hear(call, peer, joined)
 
     def _compare(self, job: Job, peer: int, joined: Joined) -> None:
         """Take a neighbour's word, unless it is another one than ours."""
@@ -275,24 +274,24 @@ class Engine:
         job.longest = max(job.longest, joined.longest)
         job.task.peer_tags[peer] = joined.tag
 
-    def _hear_note(self, peer: int, call: Call, note: Note) -> None:
+    def _hear_note(self, peer: int, call: CallId, note: Note) -> None:
         job = self._jobs.get(call)
-        if job is None and self._roll.begun(call):
-            past = self._roll.past(call)
-            self._transport.post(peer, pickle.dumps(("answer", call, note_for(peer, past))))
+        if job is None and self._registry.begun(call):
+            past = self._registry.past(call)
+            self._transport.send_control(peer, pickle.dumps(("answer", call, note_for(peer, past))))
             return
         if job is not None:
             self._fail(job, None)
         self._failure_of(call).hear(peer, note)
 
-    def _hear_answer(self, peer: int, call: Call, note: Note) -> None:
+    def _hear_answer(self, peer: int, call: CallId, note: Note) -> None:
         """Take the note of a rank that is through with a call; unlike others it wants none in return."""
         if call in self._failures:
             self._failures[call].hear(peer, note)
 
     # Failures
 
-    def _failure_of(self, call: Call) -> Failure:
+    def _failure_of(self, call: CallId) -> Failure:
         """Return what is known of a call that has failed, from now on if not before."""
         if call not in self._failures:
             self._failures[call] = Failure(call, self._transport, 30.0 if self.timeout is None else self.timeout)
@@ -330,9 +329,9 @@ class Engine:
             job.task.halt()
             _wrecks.append(job.task)
             self._close(job, self.broken)
-        for errand in self.errands:
+        for errand in self.p2p_operations:
             errand.error, errand.done = self.broken, True
-        self.errands.clear()
+        self.p2p_operations.clear()
 
     def leave(self, error: BaseException) -> None:
         """Give up for a reason that only this rank knows, and tell it to all."""

@@ -12,14 +12,14 @@ import pickle
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.engine.roll import Past
+from mpi_gpucomp.engine.agreement import Past
 from mpi_gpucomp.errors import AgreementError, DeadlockError, GpucompError, PeerError, RankFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpi_gpucomp.engine.job import Job
-    from mpi_gpucomp.engine.roll import Call
+    from mpi_gpucomp.engine.agreement import CallId
+    from mpi_gpucomp.engine.scheduling import Job
     from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["Disagreement", "Failure", "Note", "Stuck", "deadlock", "note_for", "who_said_what"]
@@ -60,7 +60,7 @@ def note_for(peer: int, past: Past | None, error: BaseException | None = None) -
 class Failure:
     """A call that has failed on some rank: what is known of it, until nothing of it is left."""
 
-    def __init__(self, call: Call, transport: Transport, timeout: float) -> None:
+    def __init__(self, call: CallId, transport: Transport, timeout: float) -> None:
         """Start with what is known here; peers have `timeout` seconds to answer."""
         self.call, self._transport = call, transport
         self.job: Job | None = None
@@ -105,7 +105,7 @@ class Failure:
             if peer == self._transport.rank:
                 self._notes[peer] = note
             else:
-                self._transport.post(peer, pickle.dumps(("note", self.call, note)))
+                self._transport.send_control(peer, pickle.dumps(("note", self.call, note)))
 
     def _owed(self) -> dict[tuple[int, int], int]:
         """Return how many messages have been sent to this rank, by peer and channel."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpi_gpucomp.device.buffer import Buffer
-    from mpi_gpucomp.schedule.goal import Goal
+    from mpi_gpucomp.schedule.ir import CollectiveSpec
 
 __all__ = ["Blocks", "Layout"]
 
@@ -38,7 +38,7 @@ class Blocks:
 class Layout:
     """The input and output of one rank, cut into pieces of `piece` elements."""
 
-    def __init__(self, goal: Goal, sent: Blocks | None, received: Blocks | None, piece: int) -> None:
+    def __init__(self, goal: CollectiveSpec, sent: Blocks | None, received: Blocks | None, piece: int) -> None:
         """Map a goal's buffers to the caller's."""
         self.piece = piece
         self.per_block = goal.block if COLLECTIVES[goal.collective].blocks else goal.chunks

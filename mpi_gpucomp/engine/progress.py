@@ -1,4 +1,4 @@
-"""Who turns the crank: whoever waits, or a thread in the background while nobody does.
+"""Who turns the driver: whoever waits, or a thread in the background while nobody does.
 
 Both back off when nothing moves, so that ranks that share cores leave them to each other.
 """
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.engine.engine import Engine
-    from mpi_gpucomp.engine.job import Job
+    from mpi_gpucomp.engine.scheduling import Job
 
-__all__ = ["Backoff", "Crank"]
+__all__ = ["Backoff", "ProgressDriver"]
 
 EAGER_TURNS = 4
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 500e-6
@@ -50,7 +50,7 @@ class Backoff:
         return True
 
 
-class Crank:
+class ProgressDriver:
     """Turns one engine, by one thread at a time.
 
     The thread in the background goes on with what nobody waits for, answers other ranks while the caller is elsewhere,

@@ -12,21 +12,30 @@ import time
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.engine.stalls import STALL_NS, Stalls
+from mpi_gpucomp.engine.stalls import STALL_NS, StallDetector
 from mpi_gpucomp.errors import RankFailedError
-from mpi_gpucomp.monitor.alarms import LOGGER
-from mpi_gpucomp.monitor.box import SEND
-from mpi_gpucomp.monitor.digest import LOOKED_AT_NS, Digest, digest
-from mpi_gpucomp.monitor.judge import HANG, LATE, Verdict, judge, judge_hang, judge_silence
-from mpi_gpucomp.monitor.processor import Processor
+from mpi_gpucomp.monitor.diagnosis import (
+    HANG,
+    LATE,
+    LOOKED_AT_NS,
+    Diagnosis,
+    RankSummary,
+    diagnose,
+    diagnose_hang,
+    diagnose_silence,
+    summarize,
+)
+from mpi_gpucomp.monitor.process_monitor import LOGGER
+from mpi_gpucomp.monitor.processor import CpuUsage
+from mpi_gpucomp.monitor.trace_buffer import SEND
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.engine.watch import Watch
-    from mpi_gpucomp.monitor.recorder import Group
-    from mpi_gpucomp.monitor.station import Station
+    from mpi_gpucomp.engine.deadlock import DeadlockDetector
+    from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
+    from mpi_gpucomp.monitor.recorder import TraceGroup
     from mpi_gpucomp.transport.base import Transport
 
-__all__ = ["IDLE_TURNS", "Sentry"]
+__all__ = ["IDLE_TURNS", "AnomalyDetector"]
 
 LOOK_NS, SOON_NS = 300_000_000, 25_000_000
 """Nanoseconds between looks, and while something is not settled."""
@@ -43,23 +52,25 @@ ANSWER_SECONDS = 1.0
 
 
 class _Question:
-    def __init__(self, number: int, own: Digest, *, hang: bool) -> None:
+    def __init__(self, number: int, own: RankSummary, *, hang: bool) -> None:
         self.number, self.hang, self.asked = number, hang, time.monotonic()
         self.told = {own.rank: own}
 
 
-class Sentry:
+class AnomalyDetector:
     """One communicator's."""
 
-    def __init__(self, transport: Transport, watch: Watch, group: Group | None, station: Station | None) -> None:
+    def __init__(
+        self, transport: Transport, watch: DeadlockDetector, group: TraceGroup | None, station: ProcessMonitor | None
+    ) -> None:
         """Do nothing where nothing is recorded."""
         self._transport, self._watch, self._group, self._station = transport, watch, group, station
         self._turned = self._waited = self._naps = self._look_at = self._count_at = self._ask_at = self._late_at = 0
         self._second, self._waited_before, self._late, self._note_at = 0, 0, False, 0
         self.idle = 0
         """Turns since something moved; counted by the engine, to whom a call more in every turn would matter."""
-        self._processor = Processor()
-        self._stalls = Stalls(watch, station, self._processor) if station is not None else None
+        self._processor = CpuUsage()
+        self._stalls = StallDetector(watch, station, self._processor) if station is not None else None
         self._question: _Question | None = None
         self._votes: dict[tuple[str, tuple[int, ...]], int] = {}
         """How often each verdict was said of late, less how often another one, or none."""
@@ -151,7 +162,7 @@ class Sentry:
         if self._transport.rank == 0:
             self._ask(hang=False)
         else:
-            self._transport.post(0, pickle.dumps(("symptom",)))
+            self._transport.send_control(0, pickle.dumps(("symptom",)))
 
     def _look_for_hang(self) -> None:
         assert self._station is not None
@@ -167,10 +178,10 @@ class Sentry:
 
     # Questions and answers
 
-    def _own(self) -> Digest:
+    def _own(self) -> RankSummary:
         assert self._group is not None and self._station is not None
         self._group.recorder.collect()
-        own, status = digest(self._group, perf_counter_ns(), self._watch.under_way()), self._watch.status()
+        own, status = summarize(self._group, perf_counter_ns(), self._watch.under_way()), self._watch.status()
         own.host, own.begun, own.waits = self._station.host, status.runs, list(status.waits.values())
         own.delayed, own.still = self._processor.delayed(own.clock), self._processor.still(own.clock)
         own.pressed = self._processor.pressed
@@ -182,14 +193,14 @@ class Sentry:
         letter = pickle.dumps(("see", self._numbers))
         for peer in range(self._transport.size):
             if peer != self._transport.rank:
-                self._transport.post(peer, letter)
+                self._transport.send_control(peer, letter)
 
     def hear_see(self, peer: int, number: int) -> None:
         """Tell a rank that asks."""
         if self._group is not None:
-            self._transport.post(peer, pickle.dumps(("seen", number, self._own())))
+            self._transport.send_control(peer, pickle.dumps(("seen", number, self._own())))
 
-    def hear_seen(self, peer: int, number: int, told: Digest) -> None:
+    def hear_seen(self, peer: int, number: int, told: RankSummary) -> None:
         """Take an answer."""
         if self._question is not None and self._question.number == number:
             self._question.told[told.rank] = told
@@ -199,7 +210,7 @@ class Sentry:
         """Ask all ranks soon: one of them is not well."""
         self._told_of, self._look_at = True, 0
 
-    def hear_alarm(self, peer: int, verdict: Verdict) -> None:
+    def hear_alarm(self, peer: int, verdict: Diagnosis) -> None:
         """Keep an alarm that another rank has raised."""
         if self._station is not None:
             self._station.alarms.add(verdict, loud=False)
@@ -215,16 +226,16 @@ class Sentry:
         if question.hang:
             self._settle_hang(question)
         elif complete:
-            self._suspect(judge(question.told))
+            self._suspect(diagnose(question.told))
         elif self._has_moved_since(question.asked):  # or it is a hang, if it lasts
             assert self._group is not None
-            self._suspect(judge_silence(question.told, self._group.world, ANSWER_SECONDS))
+            self._suspect(diagnose_silence(question.told, self._group.world, ANSWER_SECONDS))
 
     def _has_moved_since(self, asked: float) -> bool:
         since = self._watch.waits_since()
         return since is None or since > asked
 
-    def _suspect(self, verdict: Verdict | None) -> None:
+    def _suspect(self, verdict: Diagnosis | None) -> None:
         """Raise the alarm once a verdict has been the same often enough; any other one speaks against it."""
         self._told_of = verdict is not None
         key = verdict[:2] if verdict else None
@@ -243,17 +254,17 @@ class Sentry:
         since, now, own = self._watch.waits_since(), time.monotonic(), self._group.world[self._group.rank]
         waiting = [rank for rank in self._group.world if rank in question.told and question.told[rank].waits]
         if since is not None and now - since >= self._station.settings.hang and waiting[:1] == [own]:
-            self._raise(judge_hang(question.told, self._group.world, now - since))
+            self._raise(diagnose_hang(question.told, self._group.world, now - since))
 
-    def _record_hang(self, verdict: Verdict) -> None:
+    def _record_hang(self, verdict: Diagnosis) -> None:
         if verdict.kind == HANG and self._station is not None:
             self._station.record_flight(verdict.text)
 
-    def _raise(self, verdict: Verdict) -> None:
+    def _raise(self, verdict: Diagnosis) -> None:
         assert self._station is not None
         self._record_hang(verdict)
         if self._station.alarms.add(verdict) is not None:
             letter = pickle.dumps(("alarm", verdict))
             for peer in range(self._transport.size):
                 if peer != self._transport.rank:
-                    self._transport.post(peer, letter)
+                    self._transport.send_control(peer, letter)

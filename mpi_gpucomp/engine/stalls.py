@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.monitor.judge import STALL, Verdict
+from mpi_gpucomp.monitor.diagnosis import STALL, Diagnosis
 from mpi_gpucomp.monitor.processor import is_pressed, stolen
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.engine.watch import Watch
-    from mpi_gpucomp.monitor.processor import Processor
-    from mpi_gpucomp.monitor.station import Station
+    from mpi_gpucomp.engine.deadlock import DeadlockDetector
+    from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
+    from mpi_gpucomp.monitor.processor import CpuUsage
 
-__all__ = ["STALL_NS", "Stalls"]
+__all__ = ["STALL_NS", "StallDetector"]
 
 STALL_NS = 4_500_000
 """The shortest standstill that counts.
@@ -32,10 +32,10 @@ class _Standstill(NamedTuple):
     text: str
 
 
-class Stalls:
+class StallDetector:
     """Those of one rank."""
 
-    def __init__(self, watch: Watch, station: Station, processor: Processor) -> None:
+    def __init__(self, watch: DeadlockDetector, station: ProcessMonitor, processor: CpuUsage) -> None:
         """Start with none."""
         self._watch, self._station, self._processor = watch, station, processor
         self._held: list[_Standstill] = []
@@ -59,11 +59,11 @@ class Stalls:
         self._held.append(_Standstill(now, self._processor.stolen, text))
         return False
 
-    def settle(self, now: int) -> list[Verdict]:
+    def settle(self, now: int) -> list[Diagnosis]:
         """Return those that were held for long enough, and in which nothing was kept from the machine."""
         ripe = [one for one in self._held if now - one.at > HELD_NS]
         if not ripe:
             return []
         self._held = [one for one in self._held if now - one.at <= HELD_NS]
         kept = stolen()
-        return [Verdict(STALL, (self._station.rank,), one.text) for one in ripe if one.stolen == kept]
+        return [Diagnosis(STALL, (self._station.rank,), one.text) for one in ripe if one.stolen == kept]

@@ -18,12 +18,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpi_gpucomp.monitor.box import KINDS
 from mpi_gpucomp.monitor.settings import fill
+from mpi_gpucomp.monitor.trace_buffer import KINDS
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.monitor.digest import UnderWay
-    from mpi_gpucomp.monitor.station import Station
+    from mpi_gpucomp.monitor.diagnosis import InFlight
+    from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
 
 __all__ = ["FILES", "Flight", "Source"]
 
@@ -43,7 +43,7 @@ class Source(Protocol):
         """Tell what it is doing."""
         ...
 
-    def chunks(self) -> list[UnderWay]:
+    def chunks(self) -> list[InFlight]:
         """Return the chunks that are not complete; their peers are ranks of the world."""
         ...
 
@@ -51,7 +51,7 @@ class Source(Protocol):
 class Flight:
     """Writes the flight records of a process."""
 
-    def __init__(self, station: Station, directory: str) -> None:
+    def __init__(self, station: ProcessMonitor, directory: str) -> None:
         """Write to a directory, and begin to listen to SIGUSR1 if nobody else does."""
         self._station = station
         self.path = Path(directory) / fill(NAME, station.rank)

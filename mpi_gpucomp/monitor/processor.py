@@ -20,9 +20,9 @@ try:
 except ImportError:  # not Linux, which has no such counts of threads either
     getrusage = None  # type: ignore[assignment]
 
-from mpi_gpucomp.monitor.digest import LOOKED_AT_NS
+from mpi_gpucomp.monitor.diagnosis import LOOKED_AT_NS
 
-__all__ = ["OFTEN", "Processor", "is_pressed", "stolen"]
+__all__ = ["OFTEN", "CpuUsage", "is_pressed", "stolen"]
 
 SAMPLES = 16
 OFTEN = 5
@@ -115,7 +115,7 @@ def _slept(naps: int) -> int:
     return getrusage(RUSAGE_THREAD).ru_nvcsw - naps if getrusage is not None else 0
 
 
-class Processor:
+class CpuUsage:
     """What is known of the threads of this process."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.monitor.box import DECODE, ENCODE, RECV, SEND, Box
+from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE, RECV, SEND, TraceBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +21,11 @@ __all__ = ["Rates", "aligned", "is_alive", "newest", "rates", "shift"]
 ALIVE_SECONDS = 3.0
 
 
-def newest(directory: Path) -> list[Box]:
+def newest(directory: Path) -> list[TraceBuffer]:
     """Open the newest box of each rank, in the order of ranks."""
-    found: dict[int, Box] = {}
+    found: dict[int, TraceBuffer] = {}
     for path in sorted(directory.glob("*.box")):
-        box = Box.open(path)
+        box = TraceBuffer.open(path)
         head = box.head
         if head.rank not in found or head.started > found[head.rank].head.started:
             found[head.rank] = box
@@ -41,7 +41,7 @@ def newest(directory: Path) -> list[Box]:
     return [box for rank, box in sorted(found.items()) if rank < size]
 
 
-def shift(boxes: Sequence[Box]) -> list[int]:
+def shift(boxes: Sequence[TraceBuffer]) -> list[int]:
     """Return what to add to each clock to have them all together, in nanoseconds since 1970.
 
     Where the differences were measured, all follow the wall clock of the first; else each its own.
@@ -53,7 +53,7 @@ def shift(boxes: Sequence[Box]) -> list[int]:
     return [first.started - first.clock - first.offset + head.offset for head in heads]
 
 
-def aligned(boxes: Sequence[Box], since: int = 0) -> list[npt.NDArray[Any]]:
+def aligned(boxes: Sequence[TraceBuffer], since: int = 0) -> list[npt.NDArray[Any]]:
     """Return the records of each box, complete since a time that all share, with their times in it."""
     found = []
     for box, added in zip(boxes, shift(boxes), strict=True):
@@ -64,7 +64,7 @@ def aligned(boxes: Sequence[Box], since: int = 0) -> list[npt.NDArray[Any]]:
     return found
 
 
-def is_alive(box: Box) -> bool:
+def is_alive(box: TraceBuffer) -> bool:
     """Say whether a process has written to its box of late."""
     state = box.state
     return not state.closed and time.time() - state.wall / 1e9 < ALIVE_SECONDS
@@ -82,7 +82,7 @@ class Rates(NamedTuple):
     """Sent to each peer, by rank and rail."""
 
 
-def rates(box: Box, seconds: float) -> Rates:
+def rates(box: TraceBuffer, seconds: float) -> Rates:
     """Sum up the last seconds before a box was last written to."""
     now = box.state.clock
     records = box.records(now - round(seconds * 1e9)) if now else box.records()[:0]

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_gpucomp.monitor.box import CALL, LAYOUT, RECV, SEND, Box
-from mpi_gpucomp.monitor.tally import Tally
+from mpi_gpucomp.monitor.links import Tally
+from mpi_gpucomp.monitor.trace_buffer import CALL, LAYOUT, RECV, SEND, TraceBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-__all__ = ["OFF", "CallLog", "Group", "NoLog", "Recorder"]
+__all__ = ["OFF", "CallLog", "NoLog", "Recorder", "TraceGroup"]
 
 _pack = LAYOUT.pack_into
 _pack_one = struct.Struct("<q").pack_into
@@ -38,25 +38,25 @@ GROUPS = 256
 class Recorder:
     """Writes the records of a process into its box, and has them looked at from time to time."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: TraceBuffer) -> None:
         """Begin with the first record."""
         self.box, self.memory = box, box.memory
         self.mask, self.base = box.capacity - 1, box.base
         self.numbers = count(1)
         self.begun = self.ended = 0
-        self._groups: list[Group | None] = [None] * GROUPS
+        self._groups: list[TraceGroup | None] = [None] * GROUPS
         self._made = 0
         self._seen, self._lock = 0, threading.Lock()
 
-    def group(self, world: Sequence[int], rank: int) -> Group:
+    def group(self, world: Sequence[int], rank: int) -> TraceGroup:
         """Return what a communicator writes with; `world` are the ranks of its ranks in the world."""
         number = self._made % GROUPS
-        group = self._groups[number] = Group(self, number, world, rank)
+        group = self._groups[number] = TraceGroup(self, number, world, rank)
         self._made += 1
         return group
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[TraceGroup]:
         """Return the communicators that are known, all but the oldest of very many."""
         return [group for group in self._groups if group is not None]
 
@@ -79,7 +79,7 @@ class Recorder:
                 group.tally.add(records[records["group"] == number])
 
 
-class Group:
+class TraceGroup:
     """The calls of one communicator."""
 
     def __init__(self, recorder: Recorder, number: int, world: Sequence[int], rank: int) -> None:
@@ -135,7 +135,7 @@ class CallLog(NoLog):
         *("last", "met", "number", "posted", "started"),
     )
 
-    def __init__(self, group: Group, name: str, sort: int, call: int) -> None:
+    def __init__(self, group: TraceGroup, name: str, sort: int, call: int) -> None:
         """Write its own record first."""
         recorder = group.recorder
         self._group, self._sort, self._call = group, sort, call & LOW

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.monitor.box import RECORDS
+from mpi_gpucomp.monitor.trace_buffer import RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

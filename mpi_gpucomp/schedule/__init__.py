@@ -1,21 +1,20 @@
 """In which order chunks move: schedules as data, built, checked, and exchanged as MSCCL XML."""
 
-from mpi_gpucomp.schedule.build import Plan, rotated
-from mpi_gpucomp.schedule.check import checked
-from mpi_gpucomp.schedule.goal import COLLECTIVES, Goal
-from mpi_gpucomp.schedule.ir import Algorithm, Lane, Place, Program, Step
-from mpi_gpucomp.schedule.traffic import Traffic, steps_and_bytes
+from mpi_gpucomp.schedule.builder import ScheduleBuilder, rotated
+from mpi_gpucomp.schedule.cost import TrafficCount, steps_and_bytes
+from mpi_gpucomp.schedule.ir import COLLECTIVES, Algorithm, CollectiveSpec, Lane, Place, Program, Step
+from mpi_gpucomp.schedule.verify import checked
 
 __all__ = [
     "COLLECTIVES",
     "Algorithm",
-    "Goal",
+    "CollectiveSpec",
     "Lane",
     "Place",
-    "Plan",
     "Program",
+    "ScheduleBuilder",
     "Step",
-    "Traffic",
+    "TrafficCount",
     "checked",
     "rotated",
     "steps_and_bytes",

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import isqrt
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["FREE", "MB", "PER_MB", "UNHANDLED", "Coding", "Handling", "Link", "chain_seconds", "usual_chunk"]
+from mpi_gpucomp.schedule.verify.deadlock import executable, paired
+from mpi_gpucomp.schedule.verify.diagnostics import Spot
+
+if TYPE_CHECKING:
+    from mpi_gpucomp.schedule.ir import Algorithm
+
+__all__ = [
+    "FREE",
+    "MB",
+    "PER_MB",
+    "UNHANDLED",
+    "CodecCost",
+    "LinkCost",
+    "MessageCost",
+    "TrafficCount",
+    "chain_seconds",
+    "default_chunk_bytes",
+    "steps_and_bytes",
+]
 
 MB = 1_000_000
 """What files and people mean by it; memory sizes such as 512 KiB are written out."""
@@ -23,7 +42,7 @@ CODED_CHUNKS = 16, 1 << 19, 1 << 21
 """How many chunks the engine cuts a message into with a codec, and how short and long they may be: bytes."""
 
 
-class Link(NamedTuple):
+class LinkCost(NamedTuple):
     """What a message to a neighbour takes, while all ranks send one: seconds, and seconds per byte besides."""
 
     latency: float
@@ -34,7 +53,7 @@ class Link(NamedTuple):
         return self.latency + nbytes * self.per_byte
 
 
-class Coding(NamedTuple):
+class CodecCost(NamedTuple):
     """A codec in numbers: seconds per plain byte to make a frame and to read it, and plain bytes for each encoded."""
 
     encode: float = 0.0
@@ -42,7 +61,7 @@ class Coding(NamedTuple):
     ratio: float = 1.0
 
 
-class Handling(NamedTuple):
+class MessageCost(NamedTuple):
     """What a message costs a rank that sends or receives it, besides the wire: most of it time of a processor."""
 
     message: float = 0.0
@@ -59,11 +78,11 @@ class Handling(NamedTuple):
         return self.message + nbytes * self.per_byte
 
 
-FREE = Coding()
-UNHANDLED = Handling()
+FREE = CodecCost()
+UNHANDLED = MessageCost()
 
 
-def chain_seconds(nbytes: int, chunk: int, ranks: int, link: Link, coding: Coding = FREE) -> float:
+def chain_seconds(nbytes: int, chunk: int, ranks: int, link: LinkCost, coding: CodecCost = FREE) -> float:
     """Return what a chunked chain takes where nothing disturbs it.
 
     A plain one takes (M/C + n - 2) (a + C b). With a codec the first chunk is encoded, then each stage takes as long as
@@ -78,7 +97,7 @@ def chain_seconds(nbytes: int, chunk: int, ranks: int, link: Link, coding: Codin
     return encode + (ranks - 1) * wire + (loops - 1) * stage + decode
 
 
-def usual_chunk(nbytes: int, *, coded: bool, shared: bool = False) -> int:
+def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False) -> int:
     """Return the bytes of a chunk where nobody has said how long it should be, as a communicator chooses.
 
     `shared` where all ranks are on one node.
@@ -88,3 +107,46 @@ def usual_chunk(nbytes: int, *, coded: bool, shared: bool = False) -> int:
         return min(MOST_PLAIN, max(LEAST_PLAIN, best & -LEAST_PLAIN))
     share, least, most = CODED_CHUNKS
     return min(most, max(least, nbytes // share))
+
+
+# What an algorithm costs on the wire, counted from its steps.
+
+
+class TrafficCount(NamedTuple):
+    """The cost of one loop; bytes are a share of its `chunks` chunks, and those of the rank that has most to do."""
+
+    steps: int
+    """The longest chain of messages of which each waits for the one before."""
+    messages: int
+    """The most messages that one rank sends."""
+    sent: Fraction
+    """The most bytes that one rank sends."""
+    received: Fraction
+    """The most bytes that one rank receives."""
+
+
+def steps_and_bytes(algorithm: Algorithm) -> TrafficCount:
+    """Count the steps, messages and bytes of an algorithm that has passed its check."""
+    sent, received = ([0] * algorithm.ranks for _ in range(2))
+    messages = [0] * algorithm.ranks
+    for rank, program in enumerate(algorithm.programs):
+        for _, _, step in program.steps():
+            sent[rank] += step.count * step.sends
+            received[rank] += step.count * step.receives
+            messages[rank] += step.sends
+    share = (Fraction(max(counts), algorithm.chunks) for counts in (sent, received))
+    return TrafficCount(_longest_chain(algorithm), max(messages), *share)
+
+
+def _longest_chain(algorithm: Algorithm) -> int:
+    pairs = paired(algorithm)
+    length: dict[Spot, int] = {}
+    for spot in executable(algorithm, pairs):
+        step = algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step]
+        before = [length[Spot(spot.rank, *other)] for other in step.after]
+        if spot.step:
+            before.append(length[spot._replace(step=spot.step - 1)])
+        if spot in pairs.send_of:
+            before.append(length[pairs.send_of[spot]] + 1)
+        length[spot] = max(before, default=0)
+    return max(length.values(), default=0)

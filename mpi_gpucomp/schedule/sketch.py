@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.document import Document, load
+from mpi_gpucomp.schedule.documents import Document, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,16 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.torch.registering import register
+from mpi_gpucomp.torch.register import register
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.torch.group import Group
+    from mpi_gpucomp.torch.backend import GpucompProcessGroup, Options
     from mpi_gpucomp.torch.hooks import HookState, gpucomp_hook
-    from mpi_gpucomp.torch.options import Options
     from mpi_gpucomp.torch.sync import ParameterSync, broadcast_after_step, sync_parameters
 
 __all__ = [
-    "Group",
+    "GpucompProcessGroup",
     "HookState",
     "Options",
     "ParameterSync",
@@ -28,9 +27,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Group": "group",
+    "GpucompProcessGroup": "backend",
     "HookState": "hooks",
-    "Options": "options",
+    "Options": "backend",
     "ParameterSync": "sync",
     "broadcast_after_step": "sync",
     "gpucomp_hook": "hooks",

@@ -72,11 +72,11 @@ def _coded(codec: Codec, source: torch.Tensor, to: torch.Tensor) -> None:
     order_after(values, stream)
     order_after(result, stream)
     with stream.device.alloc(codec.max_encoded(values.count, values.dtype)) as room:
-        nbytes = codec.encode(values, room, stream).size()
+        nbytes = codec.encode(values, room, stream).result()
         if nbytes is None:
             to.copy_(source)
         else:
-            codec.decode(room, nbytes, result, stream).size()
+            codec.decode(room, nbytes, result, stream).result()
 
 
 @cache

@@ -15,14 +15,14 @@ import torch
 from mpi4py import MPI
 from torch._C._distributed_c10d import GradBucket
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.torch.collectives import communicator_of
 from mpi_gpucomp.torch.feedback import ErrorFeedback
-from mpi_gpucomp.torch.ranks import communicator_of
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
-    from mpi_gpucomp.torch.ranks import Ranks
+    from mpi_gpucomp.torch.collectives import Ranks
 
 __all__ = ["HookState", "gpucomp_hook"]
 
@@ -49,7 +49,7 @@ class HookState:
         """
         self.communicator = communicator_of(ranks)
         own = self.communicator.codec_for("gradients") or self.communicator.codec_for() or "auto"
-        self.codec = find(own if codec is None else codec)
+        self.codec = get_codec(own if codec is None else codec)
         if warmup_steps < 0:
             raise SpecError(
                 "HookState",
@@ -74,7 +74,7 @@ class HookState:
 
     def _codec(self, gradient: torch.Tensor) -> Codec:
         kind = str(gradient.dtype).removeprefix("torch.")
-        return self.codec if self.step >= self.warmup_steps and kind in self.codec.dtypes else find("none")
+        return self.codec if self.step >= self.warmup_steps and kind in self.codec.dtypes else get_codec("none")
 
     def _summed(self, gradient: torch.Tensor, codec: Codec, name: str) -> torch.futures.Future[torch.Tensor]:
         devices: list[int | str | torch.device] = [gradient.device] if gradient.is_cuda else []

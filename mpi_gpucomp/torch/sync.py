@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.delta import Delta
-from mpi_gpucomp.comm import Request
-from mpi_gpucomp.torch.ranks import communicator_of
+from mpi_gpucomp.communicator import Request
+from mpi_gpucomp.torch.collectives import communicator_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from mpi_gpucomp.codec import Codec
-    from mpi_gpucomp.comm import Communicator
-    from mpi_gpucomp.torch.ranks import Ranks
+    from mpi_gpucomp.communicator import Communicator
+    from mpi_gpucomp.torch.collectives import Ranks
 
 __all__ = ["ParameterSync", "broadcast_after_step", "sync_parameters"]
 
@@ -124,7 +124,7 @@ def _codec(communicator: Communicator) -> str | Codec:
 
 def _fitting(codec: str | Codec, tensor: torch.Tensor) -> str | Codec:
     """Return the codec, or none where it does not take elements such as counters."""
-    taken = Delta.dtypes if codec == "delta" else find(codec).dtypes
+    taken = Delta.dtypes if codec == "delta" else get_codec(codec).dtypes
     return codec if str(tensor.dtype).removeprefix("torch.") in taken else "none"
 
 

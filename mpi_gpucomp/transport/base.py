@@ -64,7 +64,7 @@ class Transport(ABC):
         return None
 
     @abstractmethod
-    def unasked(self) -> int | None:
+    def probe_any(self) -> int | None:
         """Return the tag of a message that is there and that nobody has asked for yet, if there is one."""
 
     @abstractmethod
@@ -72,11 +72,11 @@ class Transport(ABC):
         """Start to receive a message only to throw it away; None if there is none that nobody has asked for."""
 
     @abstractmethod
-    def post(self, peer: int, letter: bytes) -> None:
+    def send_control(self, peer: int, letter: bytes) -> None:
         """Leave a letter for a peer; letters of one rank arrive in order."""
 
     @abstractmethod
-    def poll(self) -> tuple[int, bytes] | None:
+    def recv_control(self) -> tuple[int, bytes] | None:
         """Return the next letter and who left it, if there is one."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 
 from mpi_gpucomp.transport.base import Transfer, Transport
 
-__all__ = ["Network", "loopback"]
+__all__ = ["LoopbackNetwork", "loopback"]
 
 
 class _Message(Transfer):
@@ -81,7 +81,7 @@ class _Kept(Transfer):
         return False
 
 
-class Network:
+class LoopbackNetwork:
     """What the ranks of one process have in common."""
 
     def __init__(self, size: int, eager: int = 0) -> None:
@@ -97,7 +97,7 @@ class _Loopback(Transport):
 
     largest_tag = (1 << 31) - 1
 
-    def __init__(self, network: Network, rank: int) -> None:
+    def __init__(self, network: LoopbackNetwork, rank: int) -> None:
         self.network, self.rank, self.size = network, rank, network.size
 
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
@@ -114,7 +114,7 @@ class _Loopback(Transport):
         self.network.waiting[key].append(receive)
         return receive
 
-    def unasked(self) -> int | None:
+    def probe_any(self) -> int | None:
         """Compare what was sent with what is waited for."""
         mine = (key for key in self.network.messages if key[1] == self.rank)
         return next((tag for peer, _, tag in mine if self._arrived(peer, tag)), None)
@@ -132,11 +132,11 @@ class _Loopback(Transport):
         room = ctypes.create_string_buffer(max(1, message.nbytes))
         return _Kept(self.receive(peer, tag, ctypes.addressof(room), message.nbytes), room)
 
-    def post(self, peer: int, letter: bytes) -> None:
+    def send_control(self, peer: int, letter: bytes) -> None:
         """Leave a letter."""
         self.network.letters[peer].append((self.rank, letter))
 
-    def poll(self) -> tuple[int, bytes] | None:
+    def recv_control(self) -> tuple[int, bytes] | None:
         """Take the next letter."""
         letters = self.network.letters[self.rank]
         return letters.popleft() if letters else None
@@ -150,5 +150,5 @@ class _Loopback(Transport):
 
 def loopback(size: int, eager: int = 0) -> list[Transport]:
     """Make the transports of all ranks of a network of their own."""
-    network = Network(size, eager)
+    network = LoopbackNetwork(size, eager)
     return [_Loopback(network, rank) for rank in range(size)]

@@ -9,14 +9,12 @@ from mpi4py import MPI
 
 from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.transport.base import Transfer, Transport
-from mpi_gpucomp.transport.cut import Pace
-from mpi_gpucomp.transport.pieces import Channel, DiscardedPieces, ReceivedPieces, SentPieces
+from mpi_gpucomp.transport.segmented import Channel, DiscardedPieces, LinkRate, ReceivedPieces, SentPieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
-    from mpi_gpucomp.transport.cut import Cut
-    from mpi_gpucomp.transport.pieces import Incoming
+    from mpi_gpucomp.transport.segmented import Incoming, Segmentation
 
 __all__ = ["MpiTransport", "dead_ranks", "lost", "means_death"]
 
@@ -128,7 +126,7 @@ class _Received(Transfer):
 class MpiTransport(Transport):
     """The other ranks of an MPI communicator."""
 
-    def __init__(self, comm: MPI.Intracomm, cut: Cut | None = None, far: Set[int] = frozenset()) -> None:
+    def __init__(self, comm: MPI.Intracomm, cut: Segmentation | None = None, far: Set[int] = frozenset()) -> None:
         """Duplicate the communicator, for messages and for letters: all its ranks do.
 
         Long messages to peers that are `far` are cut, and those from them come so.
@@ -137,10 +135,10 @@ class MpiTransport(Transport):
         self.rank, self.size = comm.rank, comm.size
         largest = self.messages.Get_attr(MPI.TAG_UB)
         self.largest_tag = largest if isinstance(largest, int) else 32767
-        self.kin: list[MPI.Intracomm] = []
+        self.derived_comms: list[MPI.Intracomm] = []
         """Further duplicates, which others have made and free, and which are revoked with these."""
         self._cut, self._far = cut, far
-        self._paces: dict[int, Pace] = {}
+        self._paces: dict[int, LinkRate] = {}
         self.pieces = comm.Dup() if cut else self.messages
         self.latest: dict[tuple[int, int], Incoming] = {}
         """By peer and tag, the last message that comes in pieces and is not there yet."""
@@ -157,9 +155,9 @@ class MpiTransport(Transport):
         except MPI.Exception as error:
             self.fail(error)
 
-    def _send_far(self, on: Channel, cut: Cut, address: int, nbytes: int) -> Transfer:
+    def _send_far(self, on: Channel, cut: Segmentation, address: int, nbytes: int) -> Transfer:
         """Send a long message, whole where the wire is known to be fast."""
-        pace = self._paces.setdefault(on.peer, Pace())
+        pace = self._paces.setdefault(on.peer, LinkRate())
         end = pace.begin(nbytes)
         if nbytes <= cut.piece or pace.slow():
             return SentPieces.of(on, cut, address, nbytes, end)
@@ -184,7 +182,7 @@ class MpiTransport(Transport):
         except MPI.Exception as error:
             self.fail(error)
 
-    def unasked(self) -> int | None:
+    def probe_any(self) -> int | None:
         """Ask MPI."""
         try:
             found = self.messages.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
@@ -206,7 +204,7 @@ class MpiTransport(Transport):
         except MPI.Exception as error:
             self.fail(error)
 
-    def post(self, peer: int, letter: bytes) -> None:
+    def send_control(self, peer: int, letter: bytes) -> None:
         """Send a letter; it is kept until MPI has taken it."""
         try:
             self._posted = [request for request in self._posted if not request.Test()]
@@ -214,7 +212,7 @@ class MpiTransport(Transport):
         except MPI.Exception as error:
             self.fail(error)
 
-    def poll(self) -> tuple[int, bytes] | None:
+    def recv_control(self) -> tuple[int, bytes] | None:
         """Receive a letter that is there."""
         try:
             message = self._post.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
@@ -231,7 +229,7 @@ class MpiTransport(Transport):
 
         An MPI that does not know how leaves it to its launcher to end the job.
         """
-        for comm in (self._caller, self.messages, self.pieces, self._post, *self.kin):
+        for comm in (self._caller, self.messages, self.pieces, self._post, *self.derived_comms):
             try:
                 comm.Revoke()
             except (MPI.Exception, NotImplementedError):

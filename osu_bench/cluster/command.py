@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from mpi_gpucomp.tools.table import table
+from mpi_gpucomp.cli.output import table
 from osu_bench.cluster.cluster import Cluster, take_down
 from osu_bench.cluster.links import DOWN, SILENT
 from osu_bench.cluster.plan import DEFAULT_NAME

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mpi_gpucomp.device.workers import VARIABLE as WORKERS
-from mpi_gpucomp.device.workers import usable_cores
+from mpi_gpucomp.device.host import VARIABLE as WORKERS
+from mpi_gpucomp.device.host import usable_cores
 from mpi_gpucomp.errors import SpecError
 from osu_bench.cluster.plan import Plan, path_of
 from osu_bench.cluster.state import folder

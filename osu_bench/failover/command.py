@@ -7,7 +7,7 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.tools.table import table
+from mpi_gpucomp.cli.output import table
 from osu_bench.cluster.rate import parse_rate
 from osu_bench.failover.cuts import measure, outcome, patience
 from osu_bench.failover.watching import PLAIN, Watched

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 from osu_bench.report.page import page
 from osu_bench.results import load, merge
 
@@ -40,6 +40,6 @@ def write(files: Sequence[Path | str], output: Path | str) -> int:
     except OSError as error:
         remedy = "Choose another place with -o."
         got = error.strerror or str(error)
-        raise BufferError(f"file {output}", expected="a file to write", got=got, remedy=remedy) from error
+        raise BufferSpecError(f"file {output}", expected="a file to write", got=got, remedy=remedy) from error
     print(f"{output}: {len(results.runs)} run{'' if len(results.runs) == 1 else 's'}")
     return 0

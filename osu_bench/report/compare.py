@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.codec.registry import find
+from mpi_gpucomp.codec.registry import get_codec
 from mpi_gpucomp.errors import GpucompError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def is_exact(contender: str) -> bool:
     if contender in EXACT_RIVALS:
         return True
     try:
-        return find(contender.removeprefix("p2p:")).lossless
+        return get_codec(contender.removeprefix("p2p:")).lossless
     except GpucompError:
         return False
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.tools.table import table
+from mpi_gpucomp.cli.output import table
 from osu_bench.flags import names
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ def load(path: Path | str) -> list[Session]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         got = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         remedy = "Make one with `osu_bench training --json FILE`."
-        raise BufferError(f"file {path}", expected="trainings of osu_bench", got=got, remedy=remedy) from error
+        raise BufferSpecError(f"file {path}", expected="trainings of osu_bench", got=got, remedy=remedy) from error
 
 
 def _session(content: dict[str, Any]) -> Session:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.delta import Delta
 from mpi_gpucomp.device import as_buffer, get_device
-from mpi_gpucomp.tools.table import table
 from osu_bench.training.task import SIZES, TASKS
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def ratio(before: torch.Tensor, after: torch.Tensor, codec: str) -> float:
         stream = device.stream()
         stream.copy(copy.address, base.address, base.nbytes)
         stream.synchronize()
-        found = values.nbytes / _encoded(Delta(values, copy) if codec == "delta" else find(codec), values)
+        found = values.nbytes / _encoded(Delta(values, copy) if codec == "delta" else get_codec(codec), values)
         stream.close()
         return found
 
@@ -66,7 +66,7 @@ def _encoded(codec: Codec, values: Buffer) -> int:
     device = get_device("host")
     stream = device.stream()
     with device.alloc(codec.max_encoded(values.count, values.dtype)) as room:
-        nbytes = codec.encode(values, room, stream).size()
+        nbytes = codec.encode(values, room, stream).result()
     stream.close()
     return values.nbytes if nbytes is None else nbytes
 

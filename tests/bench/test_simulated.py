@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_machine import skip_unless_possible
 
-from mpi_gpucomp.schedule.presets import preset
+from mpi_gpucomp.schedule.topology import preset
 from osu_bench import simulated
 
 MEGABYTES_64 = 1 << 26

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpi_gpucomp.errors import BufferError, SpecError
+from mpi_gpucomp.errors import BufferSpecError, SpecError
 from osu_bench import flags
 from osu_bench.buffers import Memory
 from osu_bench.collectives import COLLECTIVES, Message
@@ -199,7 +199,7 @@ def test_results_come_back_as_they_were(tmp_path):
 @pytest.mark.parametrize("content", ["", "{}", '{"format": "other", "version": 1}', "[1]"])
 def test_files_that_hold_no_results(content, tmp_path):
     (tmp_path / "r.json").write_text(content)
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         load(tmp_path / "r.json")
     assert str(caught.value).startswith(f"file {tmp_path / 'r.json'}: expected results of osu_bench, got ")
     assert str(caught.value).endswith("Make one with `osu_bench NAME --json FILE`.")

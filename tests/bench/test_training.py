@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mpi_gpucomp.errors import BufferError  # noqa: E402
+from mpi_gpucomp.errors import BufferSpecError  # noqa: E402
 from osu_bench.launcher import find  # noqa: E402
 from osu_bench.training.data import CLASSES, SIDE, drawings, sentences, windows  # noqa: E402
 from osu_bench.training.results import Session, Trained, joined, load, save, summaries  # noqa: E402
@@ -106,7 +106,7 @@ def test_files_come_back(tmp_path):
     save([session(), session()], tmp_path / "some.json")
     assert load(tmp_path / "some.json") == [session(), session()]
     (tmp_path / "other.json").write_text('{"format": "other"}')
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         load(tmp_path / "other.json")
     assert str(caught.value) == (
         f"file {tmp_path / 'other.json'}: expected trainings of osu_bench, got ValueError: format 'other'. "

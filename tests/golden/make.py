@@ -17,7 +17,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import as_buffer, get_device
 
 HERE = Path(__file__).resolve().parent
@@ -54,7 +54,7 @@ CASES = [
     Case(spec, dtype, count)
     for spec in SPECS
     for dtype in TYPES
-    if dtype in find(spec).dtypes
+    if dtype in get_codec(spec).dtypes
     for count in (SMALL, LARGE)
 ]
 
@@ -81,10 +81,10 @@ def put_special_values(values: np.ndarray) -> None:
 
 def encoded_bytes(case: Case, values: np.ndarray) -> bytes:
     """Encode on the host."""
-    codec, host = find(case.spec), get_device("host")
+    codec, host = get_codec(case.spec), get_device("host")
     source, stream = as_buffer(values), host.stream()
     with host.alloc(codec.max_encoded(source.count, source.dtype)) as room:
-        size = codec.encode(source, room, stream).size()
+        size = codec.encode(source, room, stream).result()
         stream.close()
         return ctypes.string_at(room.address, size or 0)
 
@@ -95,7 +95,7 @@ def decoded_values(case: Case, data: bytes) -> np.ndarray:
     stream = host.stream()
     with host.alloc(len(data)) as memory:
         ctypes.memmove(memory.address, data, len(data))
-        find(case.spec).decode(memory, len(data), as_buffer(values), stream).size()
+        get_codec(case.spec).decode(memory, len(data), as_buffer(values), stream).result()
         stream.close()
     return values
 
@@ -110,7 +110,7 @@ def entry(case: Case) -> tuple[dict[str, str | int], bytes]:
     values = plain_values(case)
     data = encoded_bytes(case, values)
     facts: dict[str, str | int] = {
-        "wire_id": f"{find(case.spec).wire_id:#010x}",
+        "wire_id": f"{get_codec(case.spec).wire_id:#010x}",
         "plain": checksum(values.tobytes()),
         "encoded": checksum(data),
         "encoded_nbytes": len(data),

@@ -13,7 +13,7 @@ from device_memory import download, upload
 from make import CASES, HERE, INDEX, TYPES, Case, checksum, main, plain_values
 from streams import MACHINES, open_stream
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import Buffer, dtype_of_name
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def elements(memory: Memory, case: Case) -> Buffer:
 
 
 def encoded(case: Case, stream: Stream) -> bytes:
-    codec, device = find(case.spec), stream.device
+    codec, device = get_codec(case.spec), stream.device
     with upload(plain_values(case), device, stream) as memory:
         source = elements(memory, case)
         with device.alloc(codec.max_encoded(source.count, source.dtype)) as room:
-            size = codec.encode(source, room, stream).size()
+            size = codec.encode(source, room, stream).result()
             assert size is not None
             return download(room.part(0, size), stream).tobytes()
 
@@ -46,7 +46,7 @@ def decoded(case: Case, data: bytes, stream: Stream) -> np.ndarray:
         upload(np.frombuffer(data, np.uint8), stream.device, stream) as source,
         upload(back, stream.device, stream) as memory,
     ):
-        assert find(case.spec).decode(source, len(data), elements(memory, case), stream).size() == len(data)
+        assert get_codec(case.spec).decode(source, len(data), elements(memory, case), stream).result() == len(data)
         return download(memory, stream).view(back.dtype)
 
 
@@ -72,11 +72,11 @@ def test_decoding_the_vector_gives_the_values(case: Case, machine: str) -> None:
     data = case.path.read_bytes() if case.path is not None else encoded(case, stream)
     values = decoded(case, data, stream)
     assert checksum(values.tobytes()) == VECTORS[str(case)]["decoded"]
-    assert not find(case.spec).lossless or values.tobytes() == plain_values(case).tobytes()
+    assert not get_codec(case.spec).lossless or values.tobytes() == plain_values(case).tobytes()
 
 
 def test_wire_ids() -> None:
-    assert {case.spec: find(case.spec).wire_id for case in CASES} == {
+    assert {case.spec: get_codec(case.spec).wire_id for case in CASES} == {
         "none": 0,
         "zfp:rate=1": 0x01010004,
         "zfp:rate=8": 0x01010020,
@@ -93,7 +93,7 @@ def test_wire_ids() -> None:
         "cast:f32": 0x05010003,
     }
     for case in CASES:
-        assert VECTORS[str(case)]["wire_id"] == f"{find(case.spec).wire_id:#010x}"
+        assert VECTORS[str(case)]["wire_id"] == f"{get_codec(case.spec).wire_id:#010x}"
 
 
 def test_the_stored_vectors_are_those_of_the_script() -> None:

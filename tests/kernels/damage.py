@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_gpucomp.codec.tiled import TiledCodec
+from mpi_gpucomp.codec.kernel_codec import TiledCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.codec.base import Codec
-    from mpi_gpucomp.device.dtype import DType
+    from mpi_gpucomp.device.base import DType
 
 __all__ = ["damaged"]
 

@@ -21,13 +21,13 @@ import numpy as np
 from damage import damaged
 from guarded import CutStream, GuardedDevice, Heap, Pages
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.base import OPS
 from mpi_gpucomp.codec.delta import Delta
-from mpi_gpucomp.codec.tiled import TiledCodec
+from mpi_gpucomp.codec.kernel_codec import TiledCodec
+from mpi_gpucomp.device.base import DTYPES, DType
 from mpi_gpucomp.device.buffer import Buffer
-from mpi_gpucomp.device.dtype import DTYPES, DType
-from mpi_gpucomp.errors import StreamError
+from mpi_gpucomp.errors import DecodeError
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec.base import Codec
@@ -80,7 +80,7 @@ def get(memory: Memory, nbytes: int | None = None) -> bytes:
 def encode(codec: Codec, data: bytes, count: int, dtype: DType, stream: Stream) -> bytes | None:
     """Encode with exactly the room that `max_encoded` says."""
     with put(data, stream) as memory, stream.device.alloc(codec.max_encoded(count, dtype)) as room:
-        size = codec.encode(Buffer(memory.address, dtype, (count,), readonly=True), room, stream).size()
+        size = codec.encode(Buffer(memory.address, dtype, (count,), readonly=True), room, stream).result()
         return None if size is None else get(room, size)
 
 
@@ -89,8 +89,8 @@ def decode(codec: Codec, stream_bytes: bytes, onto: bytes, dtype: DType, op: str
     with put(stream_bytes, stream) as source, put(onto, stream) as memory:
         to = Buffer(memory.address, dtype, (len(onto) // dtype.itemsize,))
         try:
-            codec.decode_reduce(source, len(stream_bytes), to, op, stream).size()
-        except StreamError:
+            codec.decode_reduce(source, len(stream_bytes), to, op, stream).result()
+        except DecodeError:
             return None
         return get(memory)
 
@@ -116,7 +116,7 @@ def try_codec(codec: Codec, dtype: DType, count: int, stream: Stream, random: np
 def try_codecs(stream: Stream, random: np.random.Generator, specs: list[str] = SPECS) -> None:
     """Take every codec with every type that it has, at a few counts."""
     for spec, dtype in product(specs, DTYPES):
-        codec = find(spec)
+        codec = get_codec(spec)
         if dtype.name in codec.dtypes:
             counts = [int(count) for count in random.choice(COUNTS, 2, replace=False)]
             if spec == "split":
@@ -129,7 +129,7 @@ def try_threads(device: GuardedDevice, random: np.random.Generator) -> None:
     """Encode and decode what is large enough to be shared by real threads."""
     stream = device.stream()
     for spec, dtype in product(("mpc", "bound:rel=0.001", "split"), DTYPES):
-        codec = find(spec)
+        codec = get_codec(spec)
         if dtype.name in codec.dtypes and isinstance(codec, TiledCodec):
             tiling = codec.tiling(dtype)
             count = 2 * tiling.grain * tiling.values + 1
@@ -153,12 +153,12 @@ def try_delta(stream: Stream, random: np.random.Generator) -> None:
             buffer = Buffer(memory.address, dtype, (count,))
             codec = Delta(buffer, base)
             with stream.device.alloc(codec.max_encoded(count, dtype)) as room:
-                encoded = get(room, codec.encode(buffer, room, stream).size())
+                encoded = get(room, codec.encode(buffer, room, stream).result())
             for how, some in [("whole", encoded), *(damaged(codec, encoded, count, dtype, random) for _ in range(6))]:
                 say("delta", dtype, count, how, len(some))
                 ctypes.memset(memory.address, 0, memory.nbytes)
-                with put(some, stream) as source, suppress(StreamError):
-                    codec.decode(source, len(some), buffer, stream).size()
+                with put(some, stream) as source, suppress(DecodeError):
+                    codec.decode(source, len(some), buffer, stream).result()
                 assert how != "whole" or get(memory) == data, "what was encoded does not come back"
 
 

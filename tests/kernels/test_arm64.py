@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 from fuzz import COUNTS, SPECS, decode, encode, numbers
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import get_device
-from mpi_gpucomp.device.base import Memory
+from mpi_gpucomp.device.base import DTYPES, Memory
 from mpi_gpucomp.device.build import build, kernels_directory
-from mpi_gpucomp.device.dtype import DTYPES
 from mpi_gpucomp.device.host import HostDevice, InlineStream
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def test_it_builds_without_a_warning(library: Path) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_both_processors_write_the_same_bytes(arm64: Arm64, spec: str) -> None:
-    codec, random = find(spec), np.random.default_rng(0)
+    codec, random = get_codec(spec), np.random.default_rng(0)
     here, there = get_device("host").stream(inline=True), arm64.stream()  # type: ignore[call-arg]
     for dtype, count, _ in product(DTYPES, [*COUNTS, 40000], range(2)):
         if dtype.name not in codec.dtypes:

@@ -10,7 +10,7 @@ import pytest
 from machines import Host
 
 from mpi_gpucomp.device.build import kernels_directory
-from mpi_gpucomp.device.nvrtc import OPTIONS
+from mpi_gpucomp.device.library import OPTIONS
 
 if TYPE_CHECKING:
     from machines import Machine

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import address
 
-from mpi_gpucomp.device.strided import coalesce
+from mpi_gpucomp.device.buffer import coalesce
 
 if TYPE_CHECKING:
     from collections.abc import Callable

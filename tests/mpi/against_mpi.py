@@ -22,7 +22,7 @@ from lives import lives, nothing_is_left
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.collectives import algorithms
+from mpi_gpucomp.schedule.algorithms import algorithms
 
 PATIENCE = 170
 """Seconds after which a rank that hangs shows where, and ends."""

@@ -12,9 +12,9 @@ from calls import METHODS, RANK, ROOTED, SIZE, WORLD, Case
 from comparing import Comparison, Ledger
 
 from mpi_gpucomp import Communicator, GpucompError
-from mpi_gpucomp.collectives import algorithms, build
-from mpi_gpucomp.schedule import xml
-from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.schedule import msccl_xml as xml
+from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 SCHEDULED = {
     method: {"Bcast": "broadcast", "Reduce_scatter_block": "reduce_scatter"}.get(

@@ -9,11 +9,11 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
+from mpi_gpucomp._tuning.measure import METHODS, Calibration, arguments, calibrate
+from mpi_gpucomp._tuning.model import DEFAULT_CHUNK
 from mpi_gpucomp.codec.auto import Auto, Costs
-from mpi_gpucomp.collectives import algorithms
-from mpi_gpucomp.collectives.select import DEFAULT_CHUNK
-from mpi_gpucomp.comm.calibrate import METHODS, Calibration, arguments, calibrate
 from mpi_gpucomp.device import dtype_of_name
+from mpi_gpucomp.schedule.algorithms import algorithms
 
 WORLD = MPI.COMM_WORLD
 MIB = 1 << 20

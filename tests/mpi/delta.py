@@ -13,8 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, Request
-from mpi_gpucomp.comm.delta import DeltaRequest
-from mpi_gpucomp.errors import BufferError, GpucompError
+from mpi_gpucomp._dispatch.persistent import DeltaRequest
+from mpi_gpucomp.errors import BufferSpecError, GpucompError
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -130,7 +130,7 @@ def refused() -> None:
         for values, text in ((np.zeros((50, 2), np.float32)[:, 0], expected), (np.zeros(9, np.complex64), complex_)):
             try:
                 comm.Bcast_init(values, codec="delta")
-            except BufferError as error:
+            except BufferSpecError as error:
                 assert str(error) == text, error
             else:
                 raise AssertionError("nobody refused it")

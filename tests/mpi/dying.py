@@ -145,10 +145,10 @@ def breaking_off(comm: Communicator, victim: int) -> None:
     def poll() -> object:
         if threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)
-        return type(transport).poll(transport)
+        return type(transport).recv_control(transport)
 
     if RANK == 1:
-        transport.poll = poll
+        transport.recv_control = poll
     waiting(comm, victim)
 
 

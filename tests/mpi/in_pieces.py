@@ -16,9 +16,10 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpi_gpucomp.comm import cutting, nodes
-from mpi_gpucomp.transport import cut
-from mpi_gpucomp.transport.pieces import ReceivedPieces, SentPieces
+from mpi_gpucomp._dispatch import runtime as cutting
+from mpi_gpucomp._dispatch import runtime as nodes
+from mpi_gpucomp.transport import segmented as cut
+from mpi_gpucomp.transport.segmented import ReceivedPieces, SentPieces
 
 MOST, PIECE = 64, 1000
 relayed, cut_up = [], []
@@ -41,7 +42,7 @@ _of, SentPieces.of = SentPieces.of, of
 nodes.processor = lambda: f"node{MPI.COMM_WORLD.rank}"  # type: ignore[assignment]
 cut.MOST = cutting.MOST = MOST
 cut.SLOW = math.inf
-os.environ["MPI_GPUCOMP_PIECE"] = str(PIECE)
+os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = str(PIECE)
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(__file__).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -12,8 +12,8 @@ from comparing import Ledger
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.comm.request import Request
 from mpi_gpucomp.device import get_device
+from mpi_gpucomp.request import Request
 
 LARGE = 30_000
 SUM = float(sum(RANKS))
@@ -91,8 +91,8 @@ def one_buffer_for_both(ledger: Ledger, comm: Communicator) -> None:
             part = buffer[:count] if method == "Reduce_scatter_block" else buffer
             heard = error_of(lambda method=method, one=buffer, other=part: getattr(comm, method)(one, other))
             wanted = (
-                f"BufferError: rank {RANK}: {method}: expected other memory to receive into than what is sent from, "
-                "got the same. Pass MPI.IN_PLACE as what is sent."
+                f"BufferSpecError: rank {RANK}: {method}: expected other memory to receive into than what is sent from"
+                ", got the same. Pass MPI.IN_PLACE as what is sent."
             )
             ledger.same(f"{method} of {count} from and to one buffer", heard, wanted)
 

@@ -6,8 +6,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.comm import nodes
-from mpi_gpucomp.comm.caller import Caller
+from mpi_gpucomp._dispatch import runtime as nodes
+from mpi_gpucomp._dispatch.dispatcher import Caller
 
 world = MPI.COMM_WORLD
 rank, size, count = world.rank, world.size, 300_000

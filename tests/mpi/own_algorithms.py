@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp.comm.own import Tuned, algorithms, control
+from mpi_gpucomp._tuning import mpi_algorithms as algorithms
+from mpi_gpucomp._tuning import mpi_t as control
+from mpi_gpucomp._tuning.mpi_algorithms import Tuned
 from mpi_gpucomp.errors import SpecError
 
 WORLD = MPI.COMM_WORLD

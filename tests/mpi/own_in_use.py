@@ -8,8 +8,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.comm.own import Better, control, keeps_settings
-from mpi_gpucomp.comm.own.tuned import Tuned
+from mpi_gpucomp._tuning import mpi_t as control
+from mpi_gpucomp._tuning.mpi_algorithms import Better, Tuned, keeps_settings
 
 STEM = "coll_tuned_bcast_algorithm"
 WORLD = MPI.COMM_WORLD

@@ -10,14 +10,14 @@ import math
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp.transport import cut
+from mpi_gpucomp.transport import segmented as cut
 from mpi_gpucomp.transport.base import Transfer
 from mpi_gpucomp.transport.mpi import MpiTransport
 
 WORLD = MPI.COMM_WORLD
 RANK = WORLD.rank
 cut.MOST = 64
-CUT = cut.Cut(1000)
+CUT = cut.Segmentation(1000)
 LENGTHS = (0, 1, 935, 936, 937, 999, 1000, 1001, 1937, 1938, 1939, 5000, 64 * 1001 + 936, 64 * 1001 + 937, 90_000)
 """Around the lengths at which there is one piece more, and beyond those that have enough pieces."""
 ROOM = 100_000

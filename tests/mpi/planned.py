@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.comm.caller import Caller
+from mpi_gpucomp._dispatch.dispatcher import Caller
 
 used: list[str] = []
 submit = Caller._submit

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError, Request
 from mpi_gpucomp.codec import register
-from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.device import get_device
 
 WORLD = MPI.COMM_WORLD
@@ -275,7 +275,7 @@ def wrong_type() -> list[str]:
     return told
 
 
-class Failing(Nothing):
+class Failing(Raw):
     """Fails on rank 0 at a chunk, as it is queued or (late) in its stream."""
 
     name, wire_id = "failing", 0xF0020000

@@ -22,10 +22,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
-from mpi_gpucomp.monitor.box import RECV, SEND
-from mpi_gpucomp.monitor.trace import trace
+from mpi_gpucomp.monitor.chrome_trace import trace
+from mpi_gpucomp.monitor.trace_buffer import RECV, SEND
 from mpi_gpucomp.transport.rails import Rails
-from mpi_gpucomp.transport.rails.handshake import Dialling, Hello
+from mpi_gpucomp.transport.rails.connector import Dialling, Hello
 
 WORLD = MPI.COMM_WORLD
 WIRE = os.environ.get("MPI_GPUCOMP_RAIL_WIRE", "tcp")

@@ -11,7 +11,7 @@ from launch import LAUNCHER, needs_mpirun, run
 
 pytestmark = needs_mpirun
 
-START = "from mpi4py import MPI; from mpi_gpucomp.transport.aware import cuda_aware; "
+START = "from mpi4py import MPI; from mpi_gpucomp.transport.gpu_aware import cuda_aware; "
 ASK = f"{START}said = MPI.COMM_WORLD.gather(tuple(cuda_aware())); said and print(*said, sep='\\n')"
 HERE = "print(tuple(cuda_aware()))"
 AROUND = f"import mpi4py; mpi4py.rc.initialize = False; {START}{HERE}; MPI.Init(); {HERE}; MPI.Finalize(); {HERE}"

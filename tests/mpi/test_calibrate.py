@@ -9,7 +9,7 @@ import pytest
 from launch import needs_mpirun, run
 
 from mpi_gpucomp.codec.auto import CODINGS
-from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 pytestmark = needs_mpirun
 
@@ -51,6 +51,6 @@ def test_one_rank_has_nobody_to_measure_with():
 
 
 def test_every_collective_has_one_of_mpis_own():
-    from mpi_gpucomp.comm.calibrate import METHODS
+    from mpi_gpucomp._tuning.measure import METHODS
 
     assert list(METHODS) == list(COLLECTIVES)

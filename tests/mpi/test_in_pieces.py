@@ -60,11 +60,11 @@ def test_a_wrong_setting_of_one_rank_is_refused_by_all():
 import os
 from mpi4py import MPI
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.comm import nodes
+from mpi_gpucomp.communicator import nodes
 rank = MPI.COMM_WORLD.rank
 nodes.processor = lambda: str(rank)
 if rank == 1:
-    os.environ["MPI_GPUCOMP_PIECE"] = "much"
+    os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = "much"
 try:
     Communicator(MPI.COMM_WORLD)
 except ValueError as error:
@@ -72,7 +72,10 @@ except ValueError as error:
 """
     done = run(3, "-m", "mpi4py", "-c", program)
     assert done.returncode == 0, done.stderr
-    said = "MPI_GPUCOMP_PIECE: expected more than 8192 bytes, or 0 for messages that stay whole, got {}. Leave it out."
+    said = (
+        "MPI_GPUCOMP_SEGMENT_BYTES: expected more than 8192 bytes, or 0 for messages that stay whole, got {}. "
+        "Leave it out."
+    )
     assert sorted(done.stdout.splitlines()) == [
         f"rank {rank}: {said.format(repr('much') if rank == 1 else 'something else on rank 1')}" for rank in range(3)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from launch import needs_mpirun, run
 
-from mpi_gpucomp.comm.own import algorithms
+from mpi_gpucomp._tuning import mpi_algorithms as algorithms
 from mpi_gpucomp.errors import SpecError
 
 MPIS = ("Open MPI", "MPICH")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from launch import needs_mpirun, run
 
-from mpi_gpucomp.collectives import build
-from mpi_gpucomp.schedule.cost import Link
-from mpi_gpucomp.schedule.plans import add_plan
+from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.cost import LinkCost
+from mpi_gpucomp.schedule.library import add_plan
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import Topology
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def machine(*nodes: tuple[int, ...]) -> Topology:
-    links = {"memory": Link(1e-6, 1e-10), "network": Link(1e-5, 1e-9)}
+    links = {"memory": LinkCost(1e-6, 1e-10), "network": LinkCost(1e-5, 1e-9)}
     return Topology("a machine", nodes, links, "memory", "network" if len(nodes) > 1 else None)
 
 

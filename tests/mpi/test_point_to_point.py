@@ -22,20 +22,20 @@ def test_messages_arrive_as_mpi_has_them(ranks):
     for rank, told in enumerate(everybody):
         receiver = f"rank {rank}: Recv from rank {(rank - 1) % ranks}"
         assert told.pop("too_long") == [
-            f"BufferError: {receiver}, tag 4: expected a message of at most {count - 1} x float32, "
+            f"BufferSpecError: {receiver}, tag 4: expected a message of at most {count - 1} x float32, "
             f"got {count} x float32. {LONGER}"
             for count in (10, 100_000)
         ]
         assert told.pop("wrong_type") == [
             *(
-                f"BufferError: {receiver}, tag 4: expected a message of at most {count} x int32, "
+                f"BufferSpecError: {receiver}, tag 4: expected a message of at most {count} x int32, "
                 f"got {count} x float32. {LONGER}"
                 for count in (10, 100_000)
             ),
-            f"BufferError: rank {rank}: Send, send buffer: expected elements that can be encoded, got a derived "
+            f"BufferSpecError: rank {rank}: Send, send buffer: expected elements that can be encoded, got a derived "
             "datatype, or elements that only MPI knows. Pass codec='none' here and on the other side.",
-            "BufferError: codec split: expected elements of type float16 or bfloat16 or float32 or float64, got int32. "
-            f"Choose a codec for this type: {ENCODED}",
+            "BufferSpecError: codec split: expected elements of type float16 or bfloat16 or float32 or float64, "
+            f"got int32. Choose a codec for this type: {ENCODED}",
         ]
         assert told.pop("failing") == failures(rank, ranks)
         assert not any(told.values())

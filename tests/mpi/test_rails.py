@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from launch import needs_mpirun, run
 
-from mpi_gpucomp.transport.rails import devices
+from mpi_gpucomp.transport.rails import discovery as devices
 
 pytestmark = needs_mpirun
 
@@ -139,6 +139,6 @@ def test_messages_arrive_as_mpi_has_them() -> None:
     done = run(2, "-m", "mpi4py", "tests/mpi/point_to_point.py", environment={"MPI_GPUCOMP_RAILS": AT_ONCE})
     assert done.returncode == 0, done.stderr
     for rank, found in enumerate(json.loads(done.stdout)):
-        assert found["too_long"][1].startswith(f"BufferError: rank {rank}: Recv from rank {1 - rank}, tag 4: ")
+        assert found["too_long"][1].startswith(f"BufferSpecError: rank {rank}: Recv from rank {1 - rank}, tag 4: ")
         assert found["wrong_type"][2].endswith("Convert them first: MPI's own types do not go over rails.")
         assert not any(value for name, value in found.items() if name not in ("too_long", "wrong_type", "failing"))

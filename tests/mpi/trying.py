@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
-from mpi_gpucomp.comm.tuning import CALLS_PER_SAMPLE, OWN
-from mpi_gpucomp.schedule.cost import Link
+from mpi_gpucomp._tuning.tuner import CALLS_PER_SAMPLE, OWN
+from mpi_gpucomp.schedule.cost import LinkCost
 
 WORLD = MPI.COMM_WORLD
 WEIGHTS = np.random.default_rng(0).normal(0, 0.02, 1 << 19).astype(np.float32)
@@ -38,7 +38,7 @@ def as_if_slow(comm: Communicator) -> None:
     comm._caller._tuner._ways = lambda *_: [OWN]  # type: ignore[method-assign]
     figures = known["broadcast"].figures
     own = tuple((nbytes, 8e-8 * nbytes) for nbytes, _ in figures.own)
-    known["broadcast"] = replace(known["broadcast"], figures=replace(figures, link=Link(1e-4, 8e-8), own=own))
+    known["broadcast"] = replace(known["broadcast"], figures=replace(figures, link=LinkCost(1e-4, 8e-8), own=own))
 
 
 def many(comm: Communicator) -> bool:

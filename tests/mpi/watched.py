@@ -10,8 +10,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.comm.monitoring import _clocks
-from mpi_gpucomp.comm.stats import Stats
+from mpi_gpucomp._dispatch.runtime import _clocks
+from mpi_gpucomp.stats import Stats
 
 WORLD = MPI.COMM_WORLD
 LAST = WORLD.size - 1

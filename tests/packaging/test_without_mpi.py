@@ -9,7 +9,7 @@ import pytest
 
 NO_MPI = "import sys; sys.modules['mpi4py.MPI'] = None; sys.argv = [{name!r}, *{arguments!r}]; "
 START = {
-    "mpi_gpucomp": "from mpi_gpucomp.tools.main import main; sys.exit(main())",
+    "mpi_gpucomp": "from mpi_gpucomp.cli.main import main; sys.exit(main())",
     "osu_bench": "from osu_bench.command import main; sys.exit(main())",
 }
 

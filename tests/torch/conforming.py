@@ -25,8 +25,8 @@ from mpi4py import MPI
 from torch.distributed import distributed_c10d
 
 import mpi_gpucomp.torch
-from mpi_gpucomp.torch.making import make
-from mpi_gpucomp.torch.registering import NAME
+from mpi_gpucomp.torch.backend import make
+from mpi_gpucomp.torch.register import NAME
 
 WORLD = MPI.COMM_WORLD
 USUAL_TIMEOUT = timedelta(seconds=100)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import mpi_gpucomp.torch
-from mpi_gpucomp.errors import AgreementError, BufferError, SpecError
+from mpi_gpucomp.errors import AgreementError, BufferSpecError, SpecError
 
 
 def raises(kind: type[Exception], text: str, act: Callable[[], Any]) -> None:
@@ -48,7 +48,7 @@ def wrong_calls(rank: int) -> None:
     raises(AgreementError, "rank 0: 4 x float32", lambda: dist.all_reduce(torch.ones(4 + rank), group=group))
     group = dist.new_group()
     raises(
-        BufferError,
+        BufferSpecError,
         f"rank {rank}: all_gather: expected 2 tensors to receive, and this rank's of 3 elements, got 2, and 4 elements",
         lambda: dist.all_gather([torch.empty(4), torch.empty(4)], torch.empty(3), group=group),
     )

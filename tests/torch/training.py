@@ -254,7 +254,7 @@ def meshes_and_checkpoints() -> None:
     if ranks % 2:
         return
     mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicas", "shards"))
-    assert mesh["shards"].size() == ranks // 2 and dist.get_backend(mesh.get_group("replicas")) == "gpucomp"
+    assert mesh["shards"].result() == ranks // 2 and dist.get_backend(mesh.get_group("replicas")) == "gpucomp"
     model = fully_shard(net(), mesh=mesh)
     train(model, sgd(model), seldom=True)
     where: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]

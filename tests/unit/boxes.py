@@ -6,24 +6,24 @@ from pathlib import Path
 from time import perf_counter_ns
 from unittest.mock import patch
 
-from mpi_gpucomp.monitor.box import DECODE, ENCODE
-from mpi_gpucomp.monitor.judge import Verdict
+from mpi_gpucomp.monitor.diagnosis import Diagnosis
+from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
 from mpi_gpucomp.monitor.settings import MonitorSettings
-from mpi_gpucomp.monitor.station import Station
+from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE
 
 MS = 1_000_000
 
 
-def chain(directory: Path, ranks: int = 3, chunks: int = 40) -> list[Station]:
+def chain(directory: Path, ranks: int = 3, chunks: int = 40) -> list[ProcessMonitor]:
     """Return the monitors of ranks that have sent `chunks` of 1 MB to the next one, 2 ms each, in the last second."""
     made = [_rank(directory, rank, ranks, chunks) for rank in range(ranks)]
-    made[0].alarms.add(Verdict("slow link", (1, 2), "slow link: from rank 1 <b> to rank 2"), loud=False)
+    made[0].alarms.add(Diagnosis("slow link", (1, 2), "slow link: from rank 1 <b> to rank 2"), loud=False)
     made[0].beat()
     return made
 
 
-def _rank(directory: Path, rank: int, ranks: int, chunks: int) -> Station:
-    station = Station(MonitorSettings(directory=str(directory)), rank, ranks)
+def _rank(directory: Path, rank: int, ranks: int, chunks: int) -> ProcessMonitor:
+    station = ProcessMonitor(MonitorSettings(directory=str(directory)), rank, ranks)
     station.host = f"h{rank}"
     station.set_clock(rank * 5 * MS, 1000)
     group, now = station.recorder.group(range(ranks), rank), perf_counter_ns() - 100 * MS

@@ -50,7 +50,7 @@ def encode(codec: Codec, array: np.ndarray, stream: Stream, shift: int = 0) -> b
     with upload(array, stream, shift) as memory:
         source = buffer_in(memory, array, shift)
         with stream.device.alloc(codec.max_encoded(source.count, source.dtype)) as room:
-            size = codec.encode(source, room, stream).size()
+            size = codec.encode(source, room, stream).result()
             assert size is not None
             return download(room.address, size, stream)
 
@@ -60,6 +60,6 @@ def decode(codec: Codec, data: bytes, to: np.ndarray, stream: Stream, op: str = 
     shift = place.get("shift", 0)
     with upload(data, stream) as source, upload(to, stream, shift) as memory:
         try:
-            return codec.decode_reduce(source, len(data), buffer_in(memory, to, **place), op, stream).size()
+            return codec.decode_reduce(source, len(data), buffer_in(memory, to, **place), op, stream).result()
         finally:
             to.view(np.uint8)[:] = np.frombuffer(download(memory.address + shift, to.nbytes, stream), np.uint8)

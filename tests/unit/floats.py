@@ -64,7 +64,7 @@ def encoded_size(codec: Codec, array: np.ndarray, stream: Stream) -> int | None:
     with upload(array, stream) as memory:
         source = buffer_in(memory, array)
         with stream.device.alloc(codec.max_encoded(source.count, source.dtype)) as room:
-            return codec.encode(source, room, stream).size()
+            return codec.encode(source, room, stream).result()
 
 
 def reduced(codec: Codec, data: bytes, there: np.ndarray, op: str, stream: Stream) -> np.ndarray:

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from mpi_gpucomp.transport.rails.frames import Header
-from mpi_gpucomp.transport.rails.link import Link
+from mpi_gpucomp.transport.rails.link import Path, RailLink
 from mpi_gpucomp.transport.rails.messages import Messages
-from mpi_gpucomp.transport.rails.path import Path
-from mpi_gpucomp.transport.rails.pointers import Key
+from mpi_gpucomp.transport.rails.sequence import Key
 
 
 class Pipe(Path):
@@ -91,7 +90,7 @@ class End:
         self.slow, self.fading = slow, list[Pipe]()
         post, wake = (lambda peer, item: self.link.post(item)), (lambda peer: self.link.wake())
         self.messages = Messages(rank, post, wake, nullcontext)
-        self.link = Link(1 - rank, tiers, self.messages, 1.0)
+        self.link = RailLink(1 - rank, tiers, self.messages, 1.0)
 
 
 class Pair:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpi_gpucomp.monitor.box import RECORD, SEND
+from mpi_gpucomp.monitor.trace_buffer import RECORD, SEND
 
 MS = 1_000_000
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.task import Task
-from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.transport.loopback import loopback
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ class Ranks:
         if collective == "broadcast":
             self.outputs = [x.copy() for x in self.inputs]
         inline = bool(options.pop("inline", True))
-        self.coders = [Coder(find(codec), get_device("host"), inline=inline) for _ in range(ranks)]
+        self.coders = [Coder(get_codec(codec), get_device("host"), inline=inline) for _ in range(ranks)]
         piece = options.pop("piece", 50)
         self.tasks = []
         for rank, transport in enumerate(loopback(ranks)):
             output = Blocks.even(as_buffer(self.outputs[rank]), received)
             source = output if collective == "broadcast" else Blocks.even(as_buffer(self.inputs[rank]), sent)
-            layout = Layout(algorithm.goal, source, output, piece)
+            layout = Layout(algorithm.spec, source, output, piece)
             dtype_here = output.buffer.dtype
             coder = self.coders[rank]
             task = Task(algorithm, layout, dtype_here, coder, transport, 0, name="test", **options)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mpi_gpucomp.schedule import Algorithm, Lane, Program, Step
-from mpi_gpucomp.schedule.build import i, o, s
+from mpi_gpucomp.schedule.builder import i, o, s
 
 __all__ = ["i", "lane", "o", "s", "with_lane", "with_program", "with_step", "with_steps"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.transport.aware import Verdict, by_kinds, by_library, by_setting, cuda_aware
+from mpi_gpucomp.transport.gpu_aware import GpuAwareness, by_kinds, by_library, by_setting, cuda_aware
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
@@ -68,9 +68,9 @@ def build(tmp_path: Path) -> Build:
 
 def test_the_users_word_is_taken_before_mpi_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI_GPUCOMP_CUDA_AWARE", "1")
-    assert cuda_aware() == Verdict(True, "MPI_GPUCOMP_CUDA_AWARE is 1")
+    assert cuda_aware() == GpuAwareness(True, "MPI_GPUCOMP_CUDA_AWARE is 1")
     monkeypatch.setenv("MPI_GPUCOMP_CUDA_AWARE", "0")
-    assert cuda_aware() == Verdict(False, "MPI_GPUCOMP_CUDA_AWARE is 0")
+    assert cuda_aware() == GpuAwareness(False, "MPI_GPUCOMP_CUDA_AWARE is 0")
 
 
 @pytest.mark.parametrize("environment", [{}, {"MPI_GPUCOMP_CUDA_AWARE": ""}])
@@ -90,7 +90,7 @@ def test_another_word_of_the_user_is_an_error(said: str) -> None:
 
 @pytest.mark.parametrize("kinds", ["mpi,system,cuda", "cuda:device", "system, CUDA:host:device,mpi:alloc_mem"])
 def test_a_list_of_memory_kinds_with_gpu_memory_is_a_yes(kinds: str) -> None:
-    assert by_kinds(kinds) == Verdict(True, f"mpi_memory_alloc_kinds is {kinds}")
+    assert by_kinds(kinds) == GpuAwareness(True, f"mpi_memory_alloc_kinds is {kinds}")
 
 
 @pytest.mark.parametrize("kinds", [None, "", "mpi,system", "rocm:device", "cuda:host", "cuda:managed", "cudax,xcuda"])
@@ -137,14 +137,14 @@ def test_a_library_is_asked_unless_its_own_variable_turns_it_off(
 ) -> None:
     text, name = VERSIONS[version]
     environment = dict([setting.split("=")]) if setting else {}
-    assert by_library(build(SOURCES[source]), text, environment) == Verdict(aware, f"{name}: {why}")
+    assert by_library(build(SOURCES[source]), text, environment) == GpuAwareness(aware, f"{name}: {why}")
 
 
 def test_a_library_behind_the_one_that_is_named_is_asked(build: Build, tmp_path: Path) -> None:
     build(SOURCES["query:yes"], name="libinner.so")
     options = ["-Wl,--no-as-needed", f"-L{tmp_path}", "-linner", f"-Wl,-rpath,{tmp_path}"]
     outer = build(SOURCES["nothing"], *options, name="libouter.so")
-    assert by_library(outer, OPEN_MPI, {}) == Verdict(True, "Open MPI v5.0.11: MPIX_Query_cuda_support() says yes")
+    assert by_library(outer, OPEN_MPI, {}) == GpuAwareness(True, "Open MPI v5.0.11: MPIX_Query_cuda_support() says yes")
 
 
 def test_a_library_that_does_not_load_is_a_no(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_a_library_that_does_not_load_is_a_no(tmp_path: Path) -> None:
     odd.write_text("no library")
     missing = tmp_path / "none.so"
     start = "Open MPI v5.0.11: its library does not load: "
-    assert by_library(str(odd), OPEN_MPI, {}) == Verdict(False, f"{start}{odd}: file too short")
+    assert by_library(str(odd), OPEN_MPI, {}) == GpuAwareness(False, f"{start}{odd}: file too short")
     why = f"{start}{missing}: cannot open shared object file: No such file or directory"
-    assert by_library(str(missing), OPEN_MPI, {}) == Verdict(False, why)
+    assert by_library(str(missing), OPEN_MPI, {}) == GpuAwareness(False, why)
 
 
 def test_a_module_without_a_file_means_the_program_itself() -> None:
-    assert by_library(None, OPEN_MPI, {}) == Verdict(False, f"Open MPI v5.0.11: {STAGED}")
+    assert by_library(None, OPEN_MPI, {}) == GpuAwareness(False, f"Open MPI v5.0.11: {STAGED}")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor.blame import Blame, blame, read
-from mpi_gpucomp.tools.main import main
 
 CALL = {"name": "", "run": 7, "title": "broadcast (call 7)"}
 

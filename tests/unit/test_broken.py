@@ -12,9 +12,9 @@ from floats import FLOATS, decoded, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import Buffer, dtype_of_name, get_device
-from mpi_gpucomp.errors import StreamError
+from mpi_gpucomp.errors import DecodeError
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GUARD = 256
 REMEDY = "The bytes were damaged or cut short on their way, or another codec wrote them."
 SPECS = ["none", "zfp:rate=7.5", "mpc:stride=3", "split", "bound:abs=0.001", "cast:bf16", "cast:f16", "cast:f32"]
-KINDS = [(spec, name) for spec in SPECS for name in find(spec).dtypes if name in FLOATS]
+KINDS = [(spec, name) for spec in SPECS for name in get_codec(spec).dtypes if name in FLOATS]
 every_kind = pytest.mark.parametrize(("spec", "name"), KINDS)
 tiled_kinds = pytest.mark.parametrize(("spec", "name"), [k for k in KINDS if k[0].startswith(("mpc", "split", "bou"))])
 
@@ -41,8 +41,8 @@ def try_to_decode(codec: Codec, data: bytes, name: str, count: int, stream: Stre
         to = Buffer(memory.address + GUARD, dtype, (count,), device=memory.device.name)
         got = ""
         try:
-            assert codec.decode_reduce(source, len(data), to, op, stream).size() == len(data)
-        except StreamError as error:
+            assert codec.decode_reduce(source, len(data), to, op, stream).result() == len(data)
+        except DecodeError as error:
             assert (error.topic, error.remedy) == (f"codec {codec.spec}", REMEDY)
             assert error.expected == f"a stream of {count} elements"
             got = error.got
@@ -55,7 +55,7 @@ def try_to_decode(codec: Codec, data: bytes, name: str, count: int, stream: Stre
 @every_kind
 @pytest.mark.parametrize("count", [1, 100, 2500])
 def test_every_other_length_is_an_error(spec: str, name: str, count: int, stream: Stream) -> None:
-    codec = find(spec)
+    codec = get_codec(spec)
     data = encode(codec, weights(name, count), stream)
     assert try_to_decode(codec, data, name, count, stream) == ""
     for size in {0, 1, 4, 8, 15, 16, 24, len(data) // 2, len(data) - 4, len(data) - 1} & set(range(len(data))):
@@ -66,7 +66,7 @@ def test_every_other_length_is_an_error(spec: str, name: str, count: int, stream
 
 @every_kind
 def test_another_number_of_elements_is_an_error(spec: str, name: str, stream: Stream) -> None:
-    codec = find(spec)
+    codec = get_codec(spec)
     data = encode(codec, weights(name, 2000), stream)
     for count in (0, 1, 900, 3100):
         assert try_to_decode(codec, data, name, count, stream)
@@ -78,7 +78,7 @@ def test_another_number_of_elements_is_an_error(spec: str, name: str, stream: St
 def test_damaged_bytes_never_reach_beyond(
     spec: str, name: str, places: list[tuple[int, int]], op: bool, stream: Stream
 ) -> None:
-    codec = find(spec)
+    codec = get_codec(spec)
     data = bytearray(encode(codec, weights(name, 1500), stream))
     for place, flip in places:
         data[place % len(data)] ^= flip
@@ -87,7 +87,7 @@ def test_damaged_bytes_never_reach_beyond(
 
 @tiled_kinds
 def test_a_flip_of_any_bit_in_front_never_reaches_beyond(spec: str, name: str, stream: Stream) -> None:
-    codec = find(spec)
+    codec = get_codec(spec)
     data = encode(codec, weights(name, 1100), stream)
     for place in range(8 * min(len(data), 96)):
         broken = bytearray(data)
@@ -99,7 +99,7 @@ def test_a_flip_of_any_bit_in_front_never_reaches_beyond(spec: str, name: str, s
 @settings(max_examples=40)
 @given(data=st.binary(max_size=400), count=st.integers(0, 5000))
 def test_random_bytes_never_reach_beyond(spec: str, name: str, data: bytes, count: int, stream: Stream) -> None:
-    try_to_decode(find(spec), data, name, count, stream)
+    try_to_decode(get_codec(spec), data, name, count, stream)
 
 
 @tiled_kinds
@@ -109,7 +109,7 @@ def test_random_tiles_of_believable_sizes_never_reach_beyond(
     spec: str, name: str, seed: int, byte: int, stream: Stream
 ) -> None:
     """Sizes and table stay as they were, and everything behind them is noise or one value."""
-    codec = find(spec)
+    codec = get_codec(spec)
     data = encode(codec, weights(name, 1500, seed % 7), stream)
     front = 8 * (-(-len(data) // 8) // 8)
     noise = np.random.default_rng(seed).bytes(len(data) - front) if seed % 2 else bytes([byte]) * (len(data) - front)
@@ -128,42 +128,42 @@ MESSAGES = {
 
 @pytest.mark.parametrize(("kind", "got"), MESSAGES.items(), ids=str)
 def test_the_error_in_full(kind: tuple[str, str], got: str, stream: Stream) -> None:
-    codec, array = find(kind[0]), weights(kind[1], 100)
+    codec, array = get_codec(kind[0]), weights(kind[1], 100)
     data = encode(codec, array, stream)
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode(codec, data[:-4], array, stream)
     assert str(caught.value) == f"codec {kind[0]}: expected a stream of 100 elements, got {got}. {REMEDY}"
 
 
 @tiled_kinds
 def test_bytes_too_few_for_the_sizes(spec: str, name: str, stream: Stream) -> None:
-    with pytest.raises(StreamError) as caught:
-        decode(find(spec), b"1234567", weights(name, 5000), stream)
+    with pytest.raises(DecodeError) as caught:
+        decode(get_codec(spec), b"1234567", weights(name, 5000), stream)
     assert str(caught.value) == f"codec {spec}: expected a stream of 5000 elements, got 7 bytes. {REMEDY}"
 
 
 @every_kind
 def test_more_bytes_than_the_memory_has(spec: str, name: str, stream: Stream) -> None:
     array = weights(name, 10)
-    with upload(array, stream) as memory, pytest.raises(StreamError) as caught:
+    with upload(array, stream) as memory, pytest.raises(DecodeError) as caught:
         to = Buffer(memory.address, dtype_of_name(name), (10,), device=memory.device.name)  # type: ignore[arg-type]
-        find(spec).decode(memory.part(0, 9), 10, to, stream)
+        get_codec(spec).decode(memory.part(0, 9), 10, to, stream)
     assert str(caught.value) == f"codec {spec}: expected a stream of 10 elements, got 9 of 10 bytes. {REMEDY}"
 
 
 @tiled_kinds
 def test_broken_bytes_stop_nobody_else(spec: str, name: str) -> None:
     host, array = get_device("host"), weights(name, 5000)
-    stream, codec = host.stream(), find(spec)
+    stream, codec = host.stream(), get_codec(spec)
     data = encode(codec, array, stream)
     expected = decoded(codec, data, array, stream)
     in_use = host.pool.statistics.in_use  # type: ignore[attr-defined]
     with upload(data[:-4], stream) as cut, upload(data, stream) as whole, upload(array, stream) as memory:
         to = Buffer(memory.address, dtype_of_name(name), (5000,))  # type: ignore[arg-type]
         bad, good = codec.decode(cut, cut.nbytes, to, stream), codec.decode(whole, whole.nbytes, to, stream)
-        assert good.size() == len(data)
-        with pytest.raises(StreamError):
-            bad.size()
+        assert good.result() == len(data)
+        with pytest.raises(DecodeError):
+            bad.result()
         back = np.empty_like(array)
         stream.copy(back.ctypes.data, memory.address, back.nbytes)
         stream.synchronize()
@@ -174,18 +174,18 @@ def test_broken_bytes_stop_nobody_else(spec: str, name: str) -> None:
 
 @tiled_kinds
 def test_the_answer_stays_the_same_when_its_memory_is_somebody_elses(spec: str, name: str, stream: Stream) -> None:
-    codec, array = find(spec), weights(name, 2000)
+    codec, array = get_codec(spec), weights(name, 2000)
     data = encode(codec, array, stream)[:-4]
     with upload(data, stream) as source, upload(array, stream) as memory:
         to = Buffer(memory.address, dtype_of_name(name), (2000,), device=memory.device.name)  # type: ignore[arg-type]
         bad = codec.decode(source, len(data), to, stream)
-        with pytest.raises(StreamError) as first:
-            bad.size()
+        with pytest.raises(DecodeError) as first:
+            bad.result()
         others = [stream.device.pinned(16) for _ in range(20)]
         for other in others:
             ctypes.memset(other.address, 0, 16)
-        with pytest.raises(StreamError) as second:
-            bad.size()
+        with pytest.raises(DecodeError) as second:
+            bad.result()
         assert str(second.value) == str(first.value) and bad.done()
         for other in others:
             other.release()

@@ -12,7 +12,7 @@ from floats import FLOATS, REDUCTIONS, any_bits, encoded_size, reduced, round_tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 
 if TYPE_CHECKING:
     from mpi_gpucomp.device import Stream
@@ -46,8 +46,8 @@ def spread(large: np.dtype, small: np.dtype, count: int) -> np.ndarray:
 
 def check(spec: str, values: np.ndarray, stream: Stream) -> None:
     large, small = types(spec)
-    assert encode(find(spec), values, stream) == cast(values, small).tobytes()
-    assert same_bits(round_trip(find(spec), values, stream), cast(values, small).astype(large))
+    assert encode(get_codec(spec), values, stream) == cast(values, small).tobytes()
+    assert same_bits(round_trip(get_codec(spec), values, stream), cast(values, small).astype(large))
 
 
 @every_cast
@@ -94,9 +94,9 @@ def test_nan_keeps_its_sign_and_the_top_of_its_payload(spec: str, stream: Stream
         sign | top << narrow | 1 << (narrow - 1) | bit >> (wide - narrow) & payload
         for sign, bit in zip(signs, bits, strict=True)
     ]
-    data = encode(find(spec), values, stream)
+    data = encode(get_codec(spec), values, stream)
     assert np.frombuffer(data, f"u{small.itemsize}").tolist() == expected
-    assert np.isnan(round_trip(find(spec), values, stream)).all()
+    assert np.isnan(round_trip(get_codec(spec), values, stream)).all()
 
 
 @every_cast
@@ -108,11 +108,11 @@ def test_a_number_too_large_travels_raw(spec: str, sign: int, place: int, stream
     border = float(info.max) + 2.0 ** (info.maxexp - info.nmant - 2)  # from here on it rounds to infinity
     values = np.zeros(3000, large)
     values[place] = sign * np.nextafter(large.type(border), large.type(0))
-    assert encoded_size(find(spec), values, stream) == 3000 * small.itemsize
+    assert encoded_size(get_codec(spec), values, stream) == 3000 * small.itemsize
     values[place] = sign * border
-    assert encoded_size(find(spec), values, stream) is None
+    assert encoded_size(get_codec(spec), values, stream) is None
     values[place] = sign * np.inf
-    assert encoded_size(find(spec), values, stream) == 3000 * small.itemsize
+    assert encoded_size(get_codec(spec), values, stream) == 3000 * small.itemsize
 
 
 @every_cast
@@ -121,5 +121,5 @@ def test_decode_and_reduce(spec: str, op: str, stream: Stream) -> None:
     large, small = types(spec)
     random = np.random.default_rng(5)
     there, arriving = (random.normal(0, 1, 3001).astype(large) for _ in range(2))
-    result = reduced(find(spec), encode(find(spec), arriving, stream), there, op, stream)
+    result = reduced(get_codec(spec), encode(get_codec(spec), arriving, stream), there, op, stream)
     assert same_bits(result, REDUCTIONS[op](there, cast(arriving, small).astype(large)))

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from interpreter import run
 
-from mpi_gpucomp.collectives import algorithms, build
-from mpi_gpucomp.collectives.table import TABLE
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule import COLLECTIVES, Algorithm, steps_and_bytes
-from mpi_gpucomp.schedule.check import check
+from mpi_gpucomp.schedule.algorithms import TABLE, algorithms, build
+from mpi_gpucomp.schedule.verify import check
 
 NAMES = [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
 TWO_LEVEL = [(collective, name) for collective, name in NAMES if TABLE[collective][name].two_level]

@@ -13,9 +13,10 @@ from coding import buffer_in, decode, download, encode, upload
 from floats import FLOATS, any_bits, decoded, encoded_size, same_bits
 from streams import LevelStream
 
-from mpi_gpucomp.codec import find, registered
-from mpi_gpucomp.device import Memory, as_buffer, dtype_of_name, get_device, workers
-from mpi_gpucomp.device.workers import Workers
+from mpi_gpucomp.codec import get_codec, registered
+from mpi_gpucomp.device import Memory, as_buffer, dtype_of_name, get_device
+from mpi_gpucomp.device import host as workers
+from mpi_gpucomp.device.host import Workers
 
 if TYPE_CHECKING:
     from mpi_gpucomp.device import Stream
@@ -24,7 +25,7 @@ GUARD = 64
 SPECS = ["none", "zfp:rate=1", "zfp:rate=8", "zfp:rate=17.3", "mpc", "mpc:stride=5", "split"]
 SPECS += ["bound:abs=0.001", "bound:rel=0.01", "cast:bf16", "cast:f16", "cast:f32"]
 GENERAL = [name for name in ("lz4", "snappy", "zstd", "deflate") if name in registered()]
-KINDS = [(spec, name) for spec in SPECS for name in find(spec).dtypes if name in FLOATS]
+KINDS = [(spec, name) for spec in SPECS for name in get_codec(spec).dtypes if name in FLOATS]
 every_kind = pytest.mark.parametrize(("spec", "name"), KINDS)
 TILED = [(spec, name) for spec, name in KINDS if spec.startswith(("mpc", "split", "bound"))]
 
@@ -40,12 +41,12 @@ def weights(name: str, count: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(("spec", "name"), [*KINDS, *((spec, "float32") for spec in GENERAL)])
 @pytest.mark.parametrize("count", [1, 3, 33, 1025, 40_000])
 def test_no_data_needs_more_than_max_encoded(spec: str, name: str, count: int, stream: Stream) -> None:
-    codec, dtype = find(spec), as_dtype(name)
+    codec, dtype = get_codec(spec), as_dtype(name)
     most = codec.max_encoded(count, dtype)
     for array in (any_bits(FLOATS[name], count), weights(name, count)):
         with upload(array, stream) as source, upload(np.full(most + GUARD, 7, np.uint8), stream) as memory:
             room = Memory(memory.address, most, memory.device, memory)
-            size = codec.encode(buffer_in(source, array), room, stream).size()
+            size = codec.encode(buffer_in(source, array), room, stream).result()
             assert size is None or size <= most
             assert download(memory.address + most, GUARD, stream) == b"\x07" * GUARD
 
@@ -53,7 +54,7 @@ def test_no_data_needs_more_than_max_encoded(spec: str, name: str, count: int, s
 @every_kind
 @pytest.mark.parametrize("count", [1, 4, 33, 1025, 40_001])
 def test_a_size_that_is_told_in_advance_is_exact(spec: str, name: str, count: int, stream: Stream) -> None:
-    codec, dtype = find(spec), as_dtype(name)
+    codec, dtype = get_codec(spec), as_dtype(name)
     told = codec.encoded_size(count, dtype)
     assert (told is None) == ((spec, name) in TILED)
     if told is not None:
@@ -63,40 +64,40 @@ def test_a_size_that_is_told_in_advance_is_exact(spec: str, name: str, count: in
 @pytest.mark.parametrize(("spec", "name"), [*KINDS, *((spec, "float32") for spec in GENERAL)])
 def test_no_elements_are_no_bytes(spec: str, name: str, stream: Stream) -> None:
     empty = np.empty(0, FLOATS[name])
-    assert encode(find(spec), empty, stream) == b""
+    assert encode(get_codec(spec), empty, stream) == b""
     for op in ("replace", "sum", "max"):
-        assert decode(find(spec), b"", empty.copy(), stream, op) == 0
+        assert decode(get_codec(spec), b"", empty.copy(), stream, op) == 0
 
 
 @every_kind
 def test_lossless_is_what_it_says(spec: str, name: str, stream: Stream) -> None:
     array = weights(name, 5000)
-    back = decoded(find(spec), encode(find(spec), array, stream), array, stream)
-    assert same_bits(array, back) or not find(spec).lossless
-    assert find(spec).lossless == spec.startswith(("none", "mpc", "split"))
+    back = decoded(get_codec(spec), encode(get_codec(spec), array, stream), array, stream)
+    assert same_bits(array, back) or not get_codec(spec).lossless
+    assert get_codec(spec).lossless == spec.startswith(("none", "mpc", "split"))
 
 
 @every_kind
 def test_an_array_may_start_at_any_element(spec: str, name: str, stream: Stream) -> None:
     array = weights(name, 3001)
-    data = encode(find(spec), array, stream)
-    assert encode(find(spec), array, stream, shift=array.itemsize) == data
+    data = encode(get_codec(spec), array, stream)
+    assert encode(get_codec(spec), array, stream, shift=array.itemsize) == data
     back = np.zeros_like(array)
-    decode(find(spec), data, back, stream, shift=array.itemsize)
-    assert same_bits(back, decoded(find(spec), data, array, stream))
+    decode(get_codec(spec), data, back, stream, shift=array.itemsize)
+    assert same_bits(back, decoded(get_codec(spec), data, array, stream))
 
 
 @every_kind
 def test_the_answer_stays_the_same(spec: str, name: str, stream: Stream) -> None:
-    codec, array = find(spec), weights(name, 2000)
+    codec, array = get_codec(spec), weights(name, 2000)
     with upload(array, stream) as memory:
         source = buffer_in(memory, array)
         with stream.device.alloc(codec.max_encoded(source.count, source.dtype)) as room:
             encoding = codec.encode(source, room, stream)
-            size = encoding.size()
-            assert size is not None and encoding.done() and encoding.size() == size
+            size = encoding.result()
+            assert size is not None and encoding.done() and encoding.result() == size
             decoding = codec.decode(room, size, source, stream)
-            assert [decoding.size(), decoding.size()] == [size, size] and decoding.done()
+            assert [decoding.result(), decoding.result()] == [size, size] and decoding.done()
 
 
 @every_kind
@@ -104,26 +105,26 @@ def test_the_answer_stays_the_same(spec: str, name: str, stream: Stream) -> None
 def test_workers_change_no_byte(spec: str, name: str, pieces: int) -> None:
     array, level = weights(name, 70_000), "baseline"
     shared, alone = LevelStream(level, pieces), LevelStream(level)
-    data = encode(find(spec), array, alone)
-    assert encode(find(spec), array, shared) == data
-    assert same_bits(decoded(find(spec), data, array, shared), decoded(find(spec), data, array, alone))
+    data = encode(get_codec(spec), array, alone)
+    assert encode(get_codec(spec), array, shared) == data
+    assert same_bits(decoded(get_codec(spec), data, array, shared), decoded(get_codec(spec), data, array, alone))
 
 
 @every_kind
 def test_threads_change_no_byte(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host, array = get_device("host"), weights(name, 300_000)
-    data = encode(find(spec), array, host.stream(inline=True))  # type: ignore[call-arg]
+    data = encode(get_codec(spec), array, host.stream(inline=True))  # type: ignore[call-arg]
     for threads in (1, 2, 3):
         monkeypatch.setattr(workers, "_shared", Workers(threads))
         stream = host.stream()
-        assert encode(find(spec), array, stream) == data
+        assert encode(get_codec(spec), array, stream) == data
         stream.close()
 
 
 @every_kind
 def test_machines_agree(spec: str, name: str, stream: Stream) -> None:
     """Bytes and values of every instruction set, and of a GPU, are those of the plainest machine."""
-    codec, plain = find(spec), LevelStream("baseline")
+    codec, plain = get_codec(spec), LevelStream("baseline")
     for array in (weights(name, 40_001), any_bits(FLOATS[name], 40_001)):
         if encoded_size(codec, array, plain) is None:
             assert encoded_size(codec, array, stream) is None
@@ -136,19 +137,19 @@ def test_machines_agree(spec: str, name: str, stream: Stream) -> None:
 @pytest.mark.parametrize(("spec", "name"), KINDS)
 @pytest.mark.parametrize("count", [1, 1000, 1025, 9000, 40_000])
 def test_what_was_in_memory_does_not_travel(spec: str, name: str, count: int, stream: Stream) -> None:
-    codec, array = find(spec), weights(name, count)
+    codec, array = get_codec(spec), weights(name, count)
     most = codec.max_encoded(count, as_dtype(name))
     found = []
     for before in (0x00, 0xFF):
         with upload(array, stream) as memory, upload(np.full(most, before, np.uint8), stream) as room:
-            size = codec.encode(buffer_in(memory, array), room, stream).size()
+            size = codec.encode(buffer_in(memory, array), room, stream).result()
             found.append(download(room.address, size or 0, stream))
     assert found[0] == found[1]
 
 
 @every_kind
 def test_chunks_in_flight_on_several_streams(spec: str, name: str, device: Any) -> None:
-    codec, arrays = find(spec), [weights(name, 9000 + 17 * seed, seed) for seed in range(12)]
+    codec, arrays = get_codec(spec), [weights(name, 9000 + 17 * seed, seed) for seed in range(12)]
     first = device.stream()
     expected = [encode(codec, array, first) for array in arrays]
     streams = [device.stream() for _ in range(4)]
@@ -158,7 +159,7 @@ def test_chunks_in_flight_on_several_streams(spec: str, name: str, device: Any) 
         codec.encode(buffer_in(source, array), room, streams[i % 4])
         for i, (source, array, room) in enumerate(zip(sources, arrays, rooms, strict=True))
     ]
-    sizes = [job.size() for job in jobs]
+    sizes = [job.result() for job in jobs]
     assert sizes == [len(data) for data in expected]
     assert [download(room.address, len(data), first) for room, data in zip(rooms, expected, strict=True)] == expected
     for memory in (*sources, *rooms):
@@ -177,7 +178,7 @@ def test_nothing_is_allocated_after_warm_up_and_all_is_given_back(spec: str, nam
     array, stream = weights(name, 20_000), device.stream()
 
     def once() -> None:
-        decode(find(spec), encode(find(spec), array, stream), np.zeros_like(array), stream, "sum")
+        decode(get_codec(spec), encode(get_codec(spec), array, stream), np.zeros_like(array), stream, "sum")
         stream.synchronize()
 
     once()
@@ -192,7 +193,7 @@ def test_nothing_is_allocated_after_warm_up_and_all_is_given_back(spec: str, nam
 def test_an_answer_that_nobody_keeps_does_no_harm(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host, array, kept = get_device("host"), weights(name, 3000), []
     stream, back, gate = host.stream(), np.zeros_like(array), threading.Event()
-    data = upload(encode(find(spec), array, stream), stream)
+    data = upload(encode(get_codec(spec), array, stream), stream)
 
     def remember(nbytes: int) -> Memory:
         memory = host.alloc(nbytes)
@@ -201,10 +202,10 @@ def test_an_answer_that_nobody_keeps_does_no_harm(spec: str, name: str, monkeypa
 
     monkeypatch.setattr(host, "pinned", remember)
     stream.run(lambda: gate.wait(60) and None)
-    find(spec).decode(data, data.nbytes, as_buffer(back), stream)
+    get_codec(spec).decode(data, data.nbytes, as_buffer(back), stream)
     gc.collect()
     assert [reference() is not None for reference in kept] == [True]
     gate.set()
     stream.close()
     plain = host.stream()
-    assert same_bits(back, decoded(find(spec), download(data.address, data.nbytes, plain), array, plain))
+    assert same_bits(back, decoded(get_codec(spec), download(data.address, data.nbytes, plain), array, plain))

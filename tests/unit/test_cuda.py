@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from device_memory import view
 
-from mpi_gpucomp.device import Device, as_buffer, nvrtc, order_after
-from mpi_gpucomp.errors import BufferError, DeviceError
+from mpi_gpucomp.device import Device, as_buffer, order_after
+from mpi_gpucomp.device import library as nvrtc
+from mpi_gpucomp.errors import BufferSpecError, DeviceError
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_streams_of_host_and_gpu_wait_for_each_other(gpu: Device, host: Device) 
 
 def test_a_buffer_of_a_gpu_needs_a_stream_of_it(gpu: Device, host: Device) -> None:
     cupy = pytest.importorskip("cupy")
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         order_after(as_buffer(cupy.zeros(3)), host.stream())
     assert str(caught.value) == (
         "buffer: expected a stream of cuda:0, where the buffer is, got a stream of host. "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_gpucomp.transport import cut
-from mpi_gpucomp.transport.cut import MOST, PIECE, Cut, Pace
+from mpi_gpucomp.transport import segmented as cut
+from mpi_gpucomp.transport.segmented import MOST, SEGMENT_BYTES, LinkRate, Segmentation
 
 
 @given(st.integers(2 * MOST + 1, 1 << 20), st.integers(0, 1 << 32))
 def test_pieces_follow_each_other_and_the_first_says_how_many(piece, nbytes):
-    made = Cut(piece)
+    made = Segmentation(piece)
     first = made.first(nbytes)
     rest = list(made.rest(first, nbytes))
     assert 0 <= first <= min(nbytes, piece)
@@ -25,7 +25,7 @@ def test_pieces_follow_each_other_and_the_first_says_how_many(piece, nbytes):
 
 
 def test_one_more_piece_where_the_last_is_full():
-    made = Cut(PIECE)
+    made = Segmentation(SEGMENT_BYTES)
     assert made.whole == 61184
     assert [made.first(nbytes) for nbytes in (0, 61184, 61185, 61184 + 65281, 61184 + 65282)] == [
         *(0, 61184, 61185),
@@ -35,15 +35,15 @@ def test_one_more_piece_where_the_last_is_full():
 
 
 def test_what_is_longer_than_a_piece_has_come_whole():
-    made = Cut(PIECE)
-    assert list(made.rest(PIECE + 1, PIECE + 1)) == []
-    assert len(list(made.rest(PIECE, 1 << 30))) == MOST
+    made = Segmentation(SEGMENT_BYTES)
+    assert list(made.rest(SEGMENT_BYTES + 1, SEGMENT_BYTES + 1)) == []
+    assert len(list(made.rest(SEGMENT_BYTES, 1 << 30))) == MOST
 
 
 def test_a_wire_is_slow_if_the_usual_message_is(monkeypatch):
     now = 100.0
     monkeypatch.setattr(cut, "perf_counter", lambda: now)
-    pace = Pace()
+    pace = LinkRate()
 
     def send(seconds, nbytes=1_000_000):
         nonlocal now
@@ -68,7 +68,7 @@ def test_a_wire_is_slow_if_the_usual_message_is(monkeypatch):
 def test_messages_under_way_together_share_the_wire(monkeypatch):
     now = 0.0
     monkeypatch.setattr(cut, "perf_counter", lambda: now)
-    pace = Pace()
+    pace = LinkRate()
     ends = [pace.begin(1_000_000) for _ in range(8)]
     for end in ends:
         now += 0.004

@@ -10,7 +10,7 @@ import pytest
 from device_memory import download, upload, view
 
 from mpi_gpucomp.device import Device, Memory, Stream, get_device
-from mpi_gpucomp.errors import BufferError, DeviceError
+from mpi_gpucomp.errors import BufferSpecError, DeviceError
 
 CHECKSUM_TILE = 4096
 REDUCE_TILE = 1024
@@ -68,7 +68,7 @@ def test_memory_is_aligned_and_apart(device: Device, nbytes: int) -> None:
 
 
 def test_memory_of_a_negative_size_is_an_error(device: Device) -> None:
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         device.alloc(-1)
     assert str(caught.value) == (
         f"memory of {device.name}: expected a size of at least 0 bytes, got -1. Check the size that was computed."

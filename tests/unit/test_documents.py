@@ -26,8 +26,8 @@ x, back = np.arange(1000.0), np.zeros(1000)
 device = get_device("host")
 with device.alloc(codec.max_encoded(1000, as_buffer(x).dtype)) as room:
     stream = device.stream()
-    nbytes = codec.encode(as_buffer(x), room, stream).size()
-    codec.decode(room, nbytes, as_buffer(back, writable=True), stream).size()
+    nbytes = codec.encode(as_buffer(x), room, stream).result()
+    codec.decode(room, nbytes, as_buffer(back, writable=True), stream).result()
 assert (back == x).all() and nbytes < x.nbytes
 """
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from running import Ranks, expected
 
-from mpi_gpucomp.codec import find
-from mpi_gpucomp.collectives import algorithms, build
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import as_buffer, get_device
+from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.job import Job
 from mpi_gpucomp.engine.layout import Blocks, Layout
-from mpi_gpucomp.engine.meeting import Meeting
+from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import Task
 from mpi_gpucomp.errors import FrameError
-from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.transport.loopback import loopback
 
 ALGORITHMS = [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
@@ -116,7 +116,7 @@ def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], 
     ]
     engines, jobs, data = [], [], {}
     for rank in range(ranks):
-        engine, coder = Engine(networks[rank], slots=2), Coder(find("none"), get_device("host"), inline=True)
+        engine, coder = Engine(networks[rank], slots=2), Coder(get_codec("none"), get_device("host"), inline=True)
         engines.append(engine)
         order = list(range(count))
         if shuffled:
@@ -126,7 +126,7 @@ def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], 
             values = data[rank, number] = np.full(length, rank + number, np.float32)
             blocks = Blocks.even(as_buffer(values), 1)
             algorithm = build(kind, algorithms(kind)[0].name, ranks, root if kind == "broadcast" else 0, in_place=True)
-            layout = Layout(algorithm.goal, blocks, blocks, 1024)
+            layout = Layout(algorithm.spec, blocks, blocks, 1024)
             task = Task(algorithm, layout, blocks.buffer.dtype, coder, networks[rank], engine.free_tag(), name=kind)
             jobs.append(Job(task, name=f"c{number}"))
             engine.submit(jobs[-1])
@@ -153,7 +153,7 @@ def test_ranks_may_start_collectives_in_any_order(shuffled):
 
 
 def test_a_failed_collective_frees_its_slot():
-    class Broken(Meeting):
+    class Broken(AgreementCheck):
         def move(self):
             raise ValueError("broken")
 

@@ -15,20 +15,19 @@ import numpy as np
 import pytest
 from running import Ranks, expected, lengths
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.split import Split
-from mpi_gpucomp.collectives import build
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine import failure
+from mpi_gpucomp.engine.agreement import CHANNELS, REMEMBERED, AgreementCheck, CallId, CallRegistry, Joined, Past
 from mpi_gpucomp.engine.coder import Coder
+from mpi_gpucomp.engine.deadlock import Status, describe, is_circular
 from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.inquiry import Status, describe, is_circular
-from mpi_gpucomp.engine.job import Job
 from mpi_gpucomp.engine.layout import Blocks, Layout
-from mpi_gpucomp.engine.meeting import CHANNELS, Meeting
-from mpi_gpucomp.engine.roll import REMEMBERED, Call, Joined, Past, Roll
+from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import Task
 from mpi_gpucomp.errors import FrameError, PeerError, RankFailedError
+from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.transport.loopback import loopback
 
 KINDS = {
@@ -96,9 +95,9 @@ class World:
         source = to if collective == "broadcast" else Blocks.even(as_buffer(inputs[rank]), sent)
         key = rank, codec if isinstance(codec, str) else id(codec)
         if key not in self.coders:
-            coder = Coder(find(codec) if isinstance(codec, str) else codec, get_device("host"), inline=True)
+            coder = Coder(get_codec(codec) if isinstance(codec, str) else codec, get_device("host"), inline=True)
             self.coders[key] = coder
-        engine, layout = self.engines[rank], Layout(built.goal, source, to, PIECE)
+        engine, layout = self.engines[rank], Layout(built.spec, source, to, PIECE)
         tag = engine.free_tag() if tag is None else tag
         task = Task(built, layout, to.buffer.dtype, self.coders[key], self.wires[rank], tag, name=collective)
         job = Job(task, f"{kind} of {length}", name=name)
@@ -215,7 +214,7 @@ class Fragile(Split):
 @pytest.mark.parametrize("when", ["encode", "decode", "queued encode", "queued decode"])
 @pytest.mark.parametrize("after", [1, 4])
 def test_what_a_codec_raises_is_heard_by_all_and_nothing_is_silently_wrong(when, after):
-    world, codecs = World(3), [find("split"), Fragile(when, after), find("split")]
+    world, codecs = World(3), [get_codec("split"), Fragile(when, after), get_codec("split")]
     names = {f"{kind} {number}": kind for number in range(2) for kind in ("ring", "pairwise")}
     for again in range(2):
         started = {
@@ -266,7 +265,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(failure, "GRACE", 0.05)
 
 
-class Broken(Meeting):
+class Broken(AgreementCheck):
     """A call that goes wrong."""
 
     def __init__(self, error):
@@ -296,11 +295,11 @@ def test_a_rank_that_comes_late_to_a_failed_call_hears_of_it_and_peace_returns(s
 
 def test_a_rank_that_never_answers_ends_the_communicator(soon):
     world = World(3, timeout=0.1)
-    mine, other = Job(Broken(ValueError("broken")), name="x"), Job(Meeting("barrier"), name="y")
+    mine, other = Job(Broken(ValueError("broken")), name="x"), Job(AgreementCheck("barrier"), name="y")
     two = Job(Broken(ValueError("broken")), name="x")
     for job, rank in ((mine, 0), (other, 0), (two, 1)):
         world.engines[rank].submit(job)
-    Engine(world.networks[2]).submit(Job(Meeting("allreduce"), name="x"))  # joins, and is never turned
+    Engine(world.networks[2]).submit(Job(AgreementCheck("allreduce"), name="x"))  # joins, and is never turned
     deadline = time.monotonic() + SECONDS
     while not (mine.finished and two.finished) and time.monotonic() < deadline:
         for engine in world.engines[:2]:
@@ -312,7 +311,7 @@ def test_a_rank_that_never_answers_ends_the_communicator(soon):
     assert isinstance(mine.error, RankFailedError) and str(mine.error) == text
     assert other.error is mine.error and other.finished and world.engines[0].idle
     with pytest.raises(RankFailedError, match="no answer from rank 2"):
-        world.engines[0].submit(Job(Meeting("barrier")))
+        world.engines[0].submit(Job(AgreementCheck("barrier")))
 
 
 class Losing(Wire):
@@ -364,7 +363,7 @@ def test_a_rank_that_leaves_says_so():
 def test_a_mistake_in_the_engine_ends_all_calls_instead_of_leaving_them():
     world = World(3)
     started = [world.start(rank, "ring", "x")[0] for rank in range(3)]
-    world.networks[0].post(1, pickle.dumps(("nonsense",)))
+    world.networks[0].send_control(1, pickle.dumps(("nonsense",)))
     world.drive()
     for rank, job in enumerate(started):
         assert str(job.error) == left_text(rank, "KeyError: 'nonsense'")
@@ -387,7 +386,7 @@ def test_an_interrupt_between_calls_ends_the_communicator(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(world.networks[1], "poll", interrupted)
+    monkeypatch.setattr(world.networks[1], "recv_control", interrupted)
     with pytest.raises(KeyboardInterrupt):
         world.engines[1].progress()
     world.drive()
@@ -411,19 +410,19 @@ def test_what_a_callback_raises_is_heard_in_the_next_call():
 
 
 def test_the_roll_remembers_so_many_calls():
-    roll = Roll()
+    roll = CallRegistry()
     calls = [roll.begin("x") for _ in range(REMEMBERED + 1)]
-    assert calls[:2] == [Call("x", 1), Call("x", 2)] and roll.runs == {"x": REMEMBERED + 1}
+    assert calls[:2] == [CallId("x", 1), CallId("x", 2)] and roll.runs == {"x": REMEMBERED + 1}
     roll.hear(calls[0], 3, Joined("said", 8))
     assert roll.heard(calls[0]) == {3: Joined("said", 8)}
     for call in calls:
         roll.end(call, Past(f"said {call.run}", Counter({(1, 0): call.run}), 5))
-    assert roll.heard(calls[0]) == {} and roll.begun(calls[-1]) and not roll.begun(Call("x", REMEMBERED + 2))
+    assert roll.heard(calls[0]) == {} and roll.begun(calls[-1]) and not roll.begun(CallId("x", REMEMBERED + 2))
     assert roll.past(calls[1]) == Past("said 2", Counter({(1, 0): 2}), 5)
     assert roll.past(calls[0]) == Past("something that is forgotten", Counter(), None)
 
 
-A, B = Call("a", 1), Call("b", 1)
+A, B = CallId("a", 1), CallId("b", 1)
 
 
 @pytest.mark.parametrize(

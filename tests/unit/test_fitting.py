@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from mpi_gpucomp.cli.profile import Fit, fitted, grouped, topology_of
 from mpi_gpucomp.schedule.sketch import is_symmetry
 from mpi_gpucomp.schedule.topology import Topology
-from mpi_gpucomp.tools.fitting import Fit, fitted, grouped, topology_of
 
 SIZES = (1, 1 << 18, 1 << 20, 1 << 22)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from coding import decode, encode
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 
 torch = pytest.importorskip("torch")
 
@@ -23,7 +23,7 @@ def flushing():
 @pytest.mark.parametrize("spec", ["zfp:rate=16", "bound:abs=1e-8", "bound:rel=1e-3", "cast:bf16"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_denormal_numbers_are_not_flushed(host, spec, dtype, request):
-    codec = find(spec)
+    codec = get_codec(spec)
     if dtype not in codec.dtypes:
         pytest.skip(f"{spec} does not take {dtype}")
     values = (np.arange(1, 1001) * np.finfo(dtype).smallest_subnormal).astype(dtype)

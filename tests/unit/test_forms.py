@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpi_gpucomp.comm.forms import FORMS, Form, Place
-from mpi_gpucomp.comm.plain import Detour, passes
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp._call.calls import FORMS, Form, Place
+from mpi_gpucomp._call.staging import Detour, passes
+from mpi_gpucomp.errors import BufferSpecError
 
 
 def read(method: str, *args: Any, rank: int = 1, size: int = 3) -> Form | None:
@@ -68,7 +68,7 @@ def test_only_the_root_works_in_place(method):
     args = (None, MPI.IN_PLACE, 0) if method.startswith("Scatter") else (MPI.IN_PLACE, None)
     if method.startswith("Gather"):
         args = (MPI.IN_PLACE, None, 0)
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         read(method, *args)
     assert str(caught.value) == (
         f"rank 1: {method}: expected a buffer, got MPI.IN_PLACE where nothing is received. "
@@ -108,7 +108,7 @@ SAME = np.zeros(6, np.float32)
     ],
 )
 def test_what_cannot_be(method, args, message):
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         read(method, *args)
     assert str(caught.value) == f"rank 1: {method}: expected {message}"
 

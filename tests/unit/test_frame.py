@@ -12,7 +12,7 @@ from coding import buffer_in, download, upload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec import find, frame
+from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.device import DTYPES, Memory, Stream, dtype_of_name
 from mpi_gpucomp.errors import FrameError
 
@@ -26,11 +26,11 @@ def smooth(count: int = 1000) -> np.ndarray:
 
 
 def framed(spec: str, values: np.ndarray, stream: Stream, sequence: int = 7, **options: bool) -> bytes:
-    codec = find(spec)
+    codec = get_codec(spec)
     with upload(values, stream) as memory:
         source = buffer_in(memory, values)
         with stream.device.alloc(frame.room(codec, source.count, source.dtype)) as to:
-            size = frame.encode(codec, source, to, sequence, stream, **options).size()
+            size = frame.encode(codec, source, to, sequence, stream, **options).result()
             return download(to.address, size, stream)
 
 
@@ -39,7 +39,7 @@ def opened(spec: str, data: bytes, to: np.ndarray, stream: Stream, op: str = "re
         try:
             header = frame.read_header(source, stream)
             target = buffer_in(memory, to)
-            return frame.decode(find(spec), header, source, target, stream, op=op, **expect).size()
+            return frame.decode(get_codec(spec), header, source, target, stream, op=op, **expect).result()
         finally:
             to.view(np.uint8)[:] = np.frombuffer(download(memory.address, to.nbytes, stream), np.uint8)
 
@@ -52,7 +52,7 @@ def stream(device):
 
 
 def test_header_bytes_are_those_of_the_layout():
-    header = frame.Header(0x04010000, FLOAT32, sequence=5, plain=4000, encoded=321)
+    header = frame.FrameHeader(0x04010000, FLOAT32, sequence=5, plain=4000, encoded=321)
     golden = "4750434601020b0000000104000000000500000000000000a00f000000000000"
     assert header.pack().hex() == golden + "4101000000000000" + "00" * 8
     assert frame.parse(header.pack()) == header
@@ -69,14 +69,14 @@ def test_header_bytes_are_those_of_the_layout():
     payload=st.integers(0, 2**32 - 1),
 )
 def test_headers_survive_the_way_to_bytes_and_back(wire_id, dtype, sequence, count, encoded, checked, payload):
-    header = frame.Header(wire_id, dtype, sequence, count * dtype.itemsize, encoded, False, checked)
+    header = frame.FrameHeader(wire_id, dtype, sequence, count * dtype.itemsize, encoded, False, checked)
     header = header.sealed(payload) if checked else header
     assert frame.parse(header.pack()) == header
 
 
 @given(st.binary(max_size=5000))
 def test_checksum_is_zlibs_of_header_and_payload(payload):
-    header = frame.Header(1, DTYPES[0], 2, len(payload), len(payload))
+    header = frame.FrameHeader(1, DTYPES[0], 2, len(payload), len(payload))
     assert header.sealed(zlib.adler32(payload)).checksum == zlib.adler32(header.pack() + payload)
 
 
@@ -87,7 +87,7 @@ def test_frames_carry_what_the_codec_carries(stream, spec, count, checked):
     values, back = smooth(count), np.full(count, 9, np.float32)
     data = framed(spec, values, stream, checked=checked)
     opened(spec, data, back, stream, sequence=7)
-    if find(spec).lossless:
+    if get_codec(spec).lossless:
         assert back.tobytes() == values.tobytes()
     else:
         np.testing.assert_allclose(back, values, atol=1e-2)
@@ -128,7 +128,7 @@ def refused(data: bytes, **changes: object) -> str:
 
 
 def header_with(offset: int, form: str, value: object) -> bytes:
-    data = bytearray(frame.Header(1, FLOAT32, 0, 400, 10, raw=False).pack())
+    data = bytearray(frame.FrameHeader(1, FLOAT32, 0, 400, 10, raw=False).pack())
     struct.pack_into(form, data, offset, value)
     return bytes(data)
 

@@ -14,10 +14,10 @@ from coding import decode, download, encode, upload, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec import cramjam
-from mpi_gpucomp.codec.formats import FORMATS, Ans, Deflate, Gdeflate, Lz4, Snappy, Zstd
+from mpi_gpucomp.codec import general as cramjam
+from mpi_gpucomp.codec.general import FORMATS, Ans, Deflate, Gdeflate, Lz4, Snappy, Zstd
 from mpi_gpucomp.device import DTYPES, Memory, as_buffer, get_device
-from mpi_gpucomp.errors import BufferError, DeviceError, SpecError, StreamError
+from mpi_gpucomp.errors import BufferSpecError, DecodeError, DeviceError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,13 +136,13 @@ def test_noise_stays_within_the_bound(kind: type[GeneralCodec], count: int, stre
     bound = kind().max_encoded(count, as_buffer(noise).dtype)
     with upload(np.full(bound + GUARD, 7, np.uint8), stream) as memory:
         room = Memory(memory.address, bound, memory.device, memory)
-        size = kind().encode(as_buffer(noise), room, stream).size()
+        size = kind().encode(as_buffer(noise), room, stream).result()
         assert size is not None and 0 < size <= bound
         assert download(memory.address + bound, GUARD, stream) == b"\x07" * GUARD
 
 
 def test_too_little_room_to_encode(stream: Stream) -> None:
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         Lz4().encode(as_buffer(np.zeros(100, np.float32)), upload(b"x" * 480, stream), stream)
     assert str(caught.value) == (
         "codec lz4: expected room for 481 encoded bytes, got 480. Take as many bytes as max_encoded says."
@@ -173,7 +173,7 @@ def test_decode_and_reduce(kind: type[GeneralCodec], name: str, op: str, stream:
     ],
 )
 def test_operations_that_a_type_does_not_have(dtype: str, op: str, known: str, stream: Stream) -> None:
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         decode(Zstd(), b"x", values(dtype, 3), stream, op)
     assert str(caught.value) == (
         f"codec zstd: expected an operation that {dtype} has: {known}, got {op}. "
@@ -190,7 +190,7 @@ def test_work_waits_its_turn_in_the_stream(kind: type[GeneralCodec], stream: Str
     encoding = kind().encode(as_buffer(array), room, stream)
     assert not encoding.done()
     gate.set()
-    decoding = kind().decode(room, encoding.size() or 0, as_buffer(back), stream)
+    decoding = kind().decode(room, encoding.result() or 0, as_buffer(back), stream)
     stream.synchronize()
     assert encoding.done() and decoding.done()
     assert (back == array).all()
@@ -217,9 +217,9 @@ def test_a_buffer_too_long_for_the_format_travels_raw(
     data = encode(kind(), array, stream)
     monkeypatch.setitem(cramjam.LARGEST, kind.name, 100)
     room = stream.device.alloc(10_000)
-    assert kind().encode(as_buffer(array), room, stream).size() is None
-    assert kind().encode(as_buffer(array[:100]), room, stream).size() is not None
-    with pytest.raises(StreamError, match="got a length that the format does not have"):
+    assert kind().encode(as_buffer(array), room, stream).result() is None
+    assert kind().encode(as_buffer(array[:100]), room, stream).result() is not None
+    with pytest.raises(DecodeError, match="got a length that the format does not have"):
         decode(kind(), data, np.empty_like(array), stream)
 
 

@@ -10,9 +10,9 @@ from coding import decode, encode, upload, values
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec.formats import FORMATS, Lz4
+from mpi_gpucomp.codec.general import FORMATS, Lz4
 from mpi_gpucomp.device import as_buffer, get_device
-from mpi_gpucomp.errors import StreamError
+from mpi_gpucomp.errors import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def try_to_decode(codec: GeneralCodec, data: bytes, count: int, stream: Stream) 
     room = np.full(count + GUARD, 7, np.uint8)
     try:
         decode(codec, data, room, stream, count=count)
-    except StreamError as error:
+    except DecodeError as error:
         assert error.remedy == REMEDY
         return False
     finally:
@@ -85,7 +85,7 @@ def test_a_bomb_is_stopped_at_the_end_of_the_buffer(kind: type[GeneralCodec], st
 @any_format
 def test_fewer_elements_than_expected(kind: type[GeneralCodec], stream: Stream) -> None:
     data = encode(kind(), np.ones(50, np.float64), stream)
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode(kind(), data, np.empty(51, np.float64), stream)
     name = kind.name
     assert str(caught.value) == f"codec {name}: expected a {name} stream of 408 plain bytes, got one of 400. {REMEDY}"
@@ -93,7 +93,7 @@ def test_fewer_elements_than_expected(kind: type[GeneralCodec], stream: Stream) 
 
 @pytest.mark.parametrize(("data", "count"), [(b"", 3), (b"\x00", 0), (b"\x00" * 200, 3)])
 def test_lengths_that_cannot_be(data: bytes, count: int, stream: Stream) -> None:
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode(Lz4(), data, np.empty(count, np.float32), stream)
     expected = f"codec lz4: expected a lz4 stream of {4 * count} plain bytes, got {len(data)} bytes. {REMEDY}"
     assert str(caught.value) == expected
@@ -101,8 +101,8 @@ def test_lengths_that_cannot_be(data: bytes, count: int, stream: Stream) -> None
 
 def test_more_bytes_than_the_memory_has(stream: Stream) -> None:
     pending = Lz4().decode(upload(b"x" * 9, stream), 10, as_buffer(np.empty(30, np.uint8)), stream)
-    with pytest.raises(StreamError, match=r"^codec lz4: expected a lz4 stream of 30 plain bytes, got 10 bytes\."):
-        pending.size()
+    with pytest.raises(DecodeError, match=r"^codec lz4: expected a lz4 stream of 30 plain bytes, got 10 bytes\."):
+        pending.result()
 
 
 @any_format
@@ -114,9 +114,9 @@ def test_broken_bytes_reduce_nothing_and_stop_nobody(kind: type[GeneralCodec], s
     with upload(data[: len(data) // 2], stream) as half, upload(data, stream) as whole:
         bad = kind().decode_reduce(half, half.nbytes, as_buffer(here), "sum", stream)
         good = kind().decode_reduce(whole, whole.nbytes, as_buffer(there), "sum", stream)
-        assert good.size() == there.nbytes
-        with pytest.raises(StreamError):
-            bad.size()
+        assert good.result() == there.nbytes
+        with pytest.raises(DecodeError):
+            bad.result()
     assert (here == 1).all()
     assert (there == 1 + arriving).all()
     assert get_device("host").pool.statistics.in_use == in_use

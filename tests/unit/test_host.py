@@ -245,9 +245,9 @@ kept = host.stream()
 kept.run(lambda: None)
 kept.synchronize()
 child = os.fork()
-from mpi_gpucomp.device import lane, workers
+from mpi_gpucomp.device import host as host_module
 if not child:
-    assert (get_device('host') is host, len(lane._lanes), workers._shared) == (False, 0, None)
+    assert (get_device('host') is host, len(host_module._lanes), host_module._shared) == (False, 0, None)
 use()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mpi_gpucomp.cli.profile import Fit, Trial, island_port, islands, topology_of, trials
 from mpi_gpucomp.schedule.sketch import is_symmetry, rotation
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import Port
-from mpi_gpucomp.tools.fitting import Fit, topology_of
-from mpi_gpucomp.tools.islands import Trial, island_port, islands, trials
 
 HOST, UPLINK = 2e-8, 4e-8
 NBYTES = 1 << 20

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_gpucomp.device.layout import overlaps, simplify
+from mpi_gpucomp.device.buffer import overlaps, simplify
 
 lengths = st.lists(st.integers(0, 3), max_size=3)
 

@@ -11,29 +11,32 @@ from running import Ranks
 from test_synth import run
 from test_topology import two_nodes
 
+from mpi_gpucomp.cli.algorithms import draw
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.build import Plan, o
-from mpi_gpucomp.schedule.check import checked
-from mpi_gpucomp.schedule.cost import Coding
+from mpi_gpucomp.schedule.builder import ScheduleBuilder, o
+from mpi_gpucomp.schedule.cost import CodecCost
 from mpi_gpucomp.schedule.ir import Algorithm
+from mpi_gpucomp.schedule.msccl_xml import read, write
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.synth.problem import CODED, PLAIN
-from mpi_gpucomp.schedule.topology import Processor
-from mpi_gpucomp.schedule.xml import read, write
-from mpi_gpucomp.tools.algorithms import draw
+from mpi_gpucomp.schedule.topology import ProcessorModel
+from mpi_gpucomp.schedule.verify import checked
 
 MIB = 1 << 20
-CODING = Coding(0.7e-9, 0.9e-9, 4.0)
+CODING = CodecCost(0.7e-9, 0.9e-9, 4.0)
 TOPOLOGY = two_nodes(
-    pairs={}, per_chunk=0.0, codecs={"none": Coding(0.1e-9, 0.1e-9)}, processors=(Processor(frozenset(range(4)), 2),)
+    pairs={},
+    per_chunk=0.0,
+    codecs={"none": CodecCost(0.1e-9, 0.1e-9)},
+    processors=(ProcessorModel(frozenset(range(4)), 2),),
 )
 
 
 def chain(*plain: int) -> Algorithm:
     """Pass a chunk along four ranks, plain on some of the three links."""
-    plan = Plan("mixed", "broadcast", 4, in_place=True)
+    plan = ScheduleBuilder("mixed", "broadcast", 4, in_place=True)
     for rank in range(3):
         channel = int(rank in plain)
         plan.copy(rank, o(0), rank + 1, o(0), channel=channel)

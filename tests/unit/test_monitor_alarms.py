@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from mpi_gpucomp.monitor import alarms as module
-from mpi_gpucomp.monitor.alarms import Alarms
-from mpi_gpucomp.monitor.box import Box
-from mpi_gpucomp.monitor.judge import Verdict
+from mpi_gpucomp.monitor import process_monitor as module
+from mpi_gpucomp.monitor.diagnosis import Diagnosis
+from mpi_gpucomp.monitor.process_monitor import Alarms
+from mpi_gpucomp.monitor.trace_buffer import TraceBuffer
 
-SLOW = Verdict("slow link", (1, 2), "slow link: from rank 1 to rank 2")
+SLOW = Diagnosis("slow link", (1, 2), "slow link: from rank 1 to rank 2")
 
 
 def test_an_alarm_is_said_once_and_taken_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box, clock = Box.make(64), [100.0]
+    box, clock = TraceBuffer.make(64), [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     alarms = Alarms(box, 3, tmp_path / "log")
     with caplog.at_level(logging.WARNING):
@@ -38,9 +38,9 @@ def test_an_alarm_is_said_once_and_taken_back(
 
 
 def test_hangs_last_until_something_moves_and_stalls_are_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    alarms, before = Alarms(Box.make(64), 0), time.monotonic()
-    alarms.add(Verdict("stall", (1,), "stall"), loud=False)
-    alarms.add(Verdict("hang", (2,), "hang"), loud=False)
+    alarms, before = Alarms(TraceBuffer.make(64), 0), time.monotonic()
+    alarms.add(Diagnosis("stall", (1,), "stall"), loud=False)
+    alarms.add(Diagnosis("hang", (2,), "hang"), loud=False)
     monkeypatch.setattr(module.time, "monotonic", lambda: before + 1000)
     assert not alarms.expire() and [alarm.kind for alarm in alarms.lasting] == ["hang"]
     assert [alarm.kind for alarm in alarms.moved()] == ["hang"] and not alarms.lasting

@@ -12,13 +12,13 @@ import pytest
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import settings
-from mpi_gpucomp.monitor.box import CALL, ENCODE, RECV, SEND, Box, LinkState, State
-from mpi_gpucomp.monitor.digest import UnderWay, digest, united
+from mpi_gpucomp.monitor.diagnosis import InFlight, summarize, united
 from mpi_gpucomp.monitor.recorder import Recorder
+from mpi_gpucomp.monitor.trace_buffer import CALL, ENCODE, RECV, SEND, LinkState, State, TraceBuffer
 
 
 def test_what_is_recorded_is_read(tmp_path: Path) -> None:
-    box = Box.make(64, tmp_path / "sub" / "a.box")
+    box = TraceBuffer.make(64, tmp_path / "sub" / "a.box")
     box.begin(2, 4, "host", 17, 3)
     group = Recorder(box).group((5, 2), 1)
     log = group.begin("broadcast", "1 x float32")
@@ -33,7 +33,7 @@ def test_what_is_recorded_is_read(tmp_path: Path) -> None:
     box.write_state(State(3, 2, 400, 100, 7, True, (1, 2, 3, 4, 5)))
     states = [LinkState(5, 1, 10, 4096, 1e6, 2e6, 77, 2, True), LinkState(2, 0, 1, 1, 0.0, 0.0, 0, 0, False)]
     box.write_links(states)
-    other = Box.open(box.path or tmp_path)
+    other = TraceBuffer.open(box.path or tmp_path)
     assert (other.head.rank, other.head.size, other.head.host, other.head.pid) == (2, 4, "host", os.getpid())
     assert (other.head.offset, other.head.doubt, other.state[:7]) == (17, 3, (3, 2, 400, 100, 7, True, (1, 2, 3, 4, 5)))
     assert other.links == states
@@ -50,7 +50,7 @@ def test_what_is_recorded_is_read(tmp_path: Path) -> None:
 
 
 def test_the_ring_keeps_the_newest_and_an_old_call_harms_none() -> None:
-    box = Box.make(64)
+    box = TraceBuffer.make(64)
     group = Recorder(box).group((0, 1), 0)
     log = group.begin("broadcast", "")
     for number in range(200):
@@ -62,7 +62,7 @@ def test_the_ring_keeps_the_newest_and_an_old_call_harms_none() -> None:
 
 
 def test_all_are_counted_once_however_often_somebody_counts() -> None:
-    recorder = Recorder(Box.make(256))
+    recorder = Recorder(TraceBuffer.make(256))
     groups = [recorder.group((0, 1), 0) for _ in range(2)]
     for number in range(1, 1001):
         groups[number % 2].begin("x", "")
@@ -76,16 +76,16 @@ def test_a_killed_process_leaves_its_records(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from mpi_gpucomp.monitor.box import Box
+from mpi_gpucomp.monitor.trace_buffer import TraceBuffer
 from mpi_gpucomp.monitor.recorder import Recorder
-box = Box.make(64, Path({str(tmp_path / "a.box")!r}))
+box = TraceBuffer.make(64, Path({str(tmp_path / "a.box")!r}))
 box.begin(0, 1, "host")
 Recorder(box).group((0, 1), 0).begin("broadcast", "").sent(1, 1, 77, 0, 0, 0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL
-    records = Box.open(tmp_path / "a.box").records()
+    records = TraceBuffer.open(tmp_path / "a.box").records()
     assert records[records["kind"] == SEND]["nbytes"].tolist() == [77]
 
 
@@ -93,7 +93,7 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.box"
     path.write_bytes(b"something" * 20000)
     with pytest.raises(SpecError) as refused:
-        Box.open(path)
+        TraceBuffer.open(path)
     assert str(refused.value) == (
         f"file {path}: expected a box of records, got something else."
         " Name the directory that MPI_GPUCOMP_MONITOR was set to."
@@ -101,7 +101,7 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_more_names_than_there_is_room_for_share_the_last() -> None:
-    box = Box.make(64)
+    box = TraceBuffer.make(64)
     numbers = [box.name(f"n{number}") for number in range(300)]
     assert numbers[:255] == list(range(255)) and set(numbers[255:]) == {255}
     assert box.names[0] == "n0" and box.names[255] == "others"
@@ -114,13 +114,13 @@ def test_spans_that_overlap_count_once() -> None:
 
 
 def test_a_digest_counts_what_is_under_way() -> None:
-    group = Recorder(Box.make(64)).group((4, 7), 0)
+    group = Recorder(TraceBuffer.make(64)).group((4, 7), 0)
     log = group.begin("broadcast", "")
     log.sent(1, log.posted, 100, 0, 0, 0)
     group.recorder.collect()
     now = log.posted + 500_000_000
-    waiting = UnderWay(RECV, 1, 0, log.posted, log.posted + 250_000_000, 0)
-    found = digest(group, now, [waiting, UnderWay(SEND, 1, 0, log.posted, 0, 100)])
+    waiting = InFlight(RECV, 1, 0, log.posted, log.posted + 250_000_000, 0)
+    found = summarize(group, now, [waiting, InFlight(SEND, 1, 0, log.posted, 0, 100)])
     assert (found.rank, found.outside) == (4, 0.5)
     assert found.starved == {7: pytest.approx(0.5)} and found.links[0].busy == pytest.approx(1.0)
 

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import MS, feed, stream
 
-from mpi_gpucomp.monitor.box import DECODE
-from mpi_gpucomp.monitor.link import Link
-from mpi_gpucomp.monitor.pace import Durations, Pace
+from mpi_gpucomp.monitor.links import Durations, LinkStats, RateWindow
+from mpi_gpucomp.monitor.trace_buffer import DECODE
 
 
-def known_link() -> tuple[Link, int]:
+def known_link() -> tuple[LinkStats, int]:
     """Return a link that has sent 100 chunks of 1 MiB in 8 ms each, and the time of its last."""
-    link = Link(1)
+    link = LinkStats(1)
     feed(link, stream(begin=0, each=8 * MS, count=100))
     return link, 800 * MS
 
@@ -29,13 +28,13 @@ def test_a_link_has_the_bandwidth_of_its_window() -> None:
 
 
 def test_what_a_buffer_takes_at_once_is_as_fast_as_the_wire_empties_it() -> None:
-    link = Link(1)
+    link = LinkStats(1)
     feed(link, stream(begin=0, each=5 * MS, idle=3 * MS, count=100))
     assert link.recent == pytest.approx((1 << 20) / 8e-3, rel=0.05)
 
 
 def test_all_posted_at_once_is_as_fast_as_one_after_the_other() -> None:
-    link = Link(1)
+    link = LinkStats(1)
     feed(link, stream(begin=0, each=8 * MS, count=100, ahead=100))
     assert link.recent == pytest.approx((1 << 20) / 8e-3, rel=1e-6)
 
@@ -72,7 +71,7 @@ def test_another_sort_of_calls_is_compared_with_its_own_mean() -> None:
 
 
 def test_what_first_went_into_empty_buffers_is_no_measure() -> None:
-    link, now = Link(1), 0
+    link, now = LinkStats(1), 0
     link.extend(stream(begin=now, each=2 * MS, count=40))
     for _ in range(20):
         now = link.last
@@ -102,7 +101,7 @@ def test_a_link_that_stops_is_quiet() -> None:
     ahead=st.integers(1, 8),
 )
 def test_a_clean_stream_raises_nothing(each: int, noise: list[float], batch: int, ahead: int) -> None:
-    link = Link(1)
+    link = LinkStats(1)
     records = stream(begin=0, each=each, count=300, ahead=ahead)
     records["complete"] = np.cumsum(np.array(noise) * each).astype(np.int64)
     records["post"] = np.maximum(0, records["complete"] - each * ahead)
@@ -119,7 +118,7 @@ def coded(begin: int, each: int, count: int) -> np.ndarray:
 
 
 def test_a_coder_at_a_third_of_its_pace_is_slow_even_if_it_has_little_to_do() -> None:
-    pace = Pace()
+    pace = RateWindow()
     for start in range(0, 60, 5):
         pace.extend(coded(start * 20 * MS, 10 * MS, 5))
         assert pace.share == 1.0

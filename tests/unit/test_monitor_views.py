@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from boxes import chain
 
+from mpi_gpucomp.cli.main import main
+from mpi_gpucomp.cli.monitor import Look, screen
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.monitor import prometheus
-from mpi_gpucomp.monitor.csvfile import HEADER, CsvFile, rows
+from mpi_gpucomp.monitor import exporters as prometheus
+from mpi_gpucomp.monitor.chrome_trace import trace
+from mpi_gpucomp.monitor.exporters import HEADER, CsvFile, rows
 from mpi_gpucomp.monitor.page import page
 from mpi_gpucomp.monitor.reader import newest, shift
-from mpi_gpucomp.monitor.trace import trace
-from mpi_gpucomp.tools.live import Look, screen
-from mpi_gpucomp.tools.main import main
 
 
 def test_the_clocks_of_all_ranks_are_brought_together(tmp_path: Path) -> None:

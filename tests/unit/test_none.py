@@ -9,14 +9,14 @@ import pytest
 from coding import decode, encode, values
 from floats import REDUCTIONS
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import DTYPES
-from mpi_gpucomp.errors import BufferError, StreamError
+from mpi_gpucomp.errors import BufferSpecError, DecodeError
 
 if TYPE_CHECKING:
     from mpi_gpucomp.device import DType, Stream
 
-NONE = find("none")
+NONE = get_codec("none")
 MISSING = {("complex64", "min"), ("complex64", "max"), ("complex128", "min"), ("complex128", "max"), ("bool", "sum")}
 every_type = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -54,7 +54,7 @@ def test_decode_and_reduce(name: str, op: str, stream: Stream) -> None:
 )
 def test_operations_that_a_type_does_not_have(name: str, op: str, known: str, stream: Stream) -> None:
     here = values(name, 3)
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         decode(NONE, here.tobytes(), here, stream, op)
     assert str(caught.value) == (
         f"codec none: expected an operation that {name} has: {known}, got {op}. "
@@ -64,7 +64,7 @@ def test_operations_that_a_type_does_not_have(name: str, op: str, known: str, st
 
 @pytest.mark.parametrize("nbytes", [0, 7, 9])
 def test_another_length_is_an_error(nbytes: int, stream: Stream) -> None:
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode(NONE, bytes(nbytes), np.zeros(2, np.float32), stream)
     assert str(caught.value) == (
         f"codec none: expected a stream of 2 elements, got {nbytes} bytes instead of 8. "

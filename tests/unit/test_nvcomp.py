@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from coding import buffer_in, decode, encode, upload, values
 
-from mpi_gpucomp.codec import cramjam, nvcomp
-from mpi_gpucomp.codec.formats import FORMATS, Ans, Bitcomp, Cascaded, Deflate, Gdeflate, Lz4, Snappy, Zstd
+from mpi_gpucomp.codec import general as cramjam
+from mpi_gpucomp.codec import nvcomp
+from mpi_gpucomp.codec.general import FORMATS, Ans, Bitcomp, Cascaded, Deflate, Gdeflate, Lz4, Snappy, Zstd
 from mpi_gpucomp.device import DTYPES, dtype_of_name, get_device
 from mpi_gpucomp.errors import DeviceError
 

@@ -18,12 +18,23 @@ import pytest
 from coding import buffer_in, decode, encode, upload, values
 
 from mpi_gpucomp.codec import nvcomp
-from mpi_gpucomp.codec.cramjam import _READ, _WRITE, _compress, _decompress, _view
-from mpi_gpucomp.codec.formats import FORMATS, Ans, Bitcomp, Deflate, Lz4, Zstd
-from mpi_gpucomp.codec.general import GeneralCodec
+from mpi_gpucomp.codec.general import (
+    _READ,
+    _WRITE,
+    FORMATS,
+    Ans,
+    Bitcomp,
+    Deflate,
+    GeneralCodec,
+    Lz4,
+    Zstd,
+    _compress,
+    _decompress,
+    _view,
+)
 from mpi_gpucomp.device import DTYPES, Memory, Stream
 from mpi_gpucomp.device.host import HostDevice, InlineStream
-from mpi_gpucomp.errors import BufferError, DeviceError, StreamError
+from mpi_gpucomp.errors import BufferSpecError, DecodeError, DeviceError
 
 cramjam = pytest.importorskip("cramjam")
 
@@ -183,7 +194,7 @@ def test_no_size_is_asked_for_before_the_caller_asks(stream: Stream) -> None:
     room = stream.device.alloc(Ans().max_encoded(100, source.dtype))
     encoding = Ans().encode(source, room, stream)
     assert encoding.done() and Batch.asked == 0
-    size = encoding.size()
+    size = encoding.result()
     assert size is not None and Batch.asked == 1
     decoding = Ans().decode(room, size, to, stream)
     assert decoding.done() and Batch.asked == 1
@@ -193,14 +204,14 @@ def test_a_buffer_too_long_for_the_plain_form_travels_raw(stream: Stream) -> Non
     array = np.zeros(Lz4.form.largest + 1, np.uint8)
     source = buffer_in(upload(array, stream), array)
     room = stream.device.alloc(Lz4().max_encoded(array.size, source.dtype))
-    assert Lz4().encode(source, room, stream).size() is None
+    assert Lz4().encode(source, room, stream).result() is None
 
 
 def test_encoded_bytes_must_be_aligned(stream: Stream) -> None:
     array = values("float32", 10)
     memory = stream.device.alloc(1000)
     room = Memory(memory.address + 2, 900, stream.device, memory)
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         Zstd().encode(buffer_in(upload(array, stream), array), room, stream)
     assert str(caught.value) == (
         f"nvCOMP's Zstd on cuda:3: expected encoded bytes at a multiple of 8, got the address {room.address:#x}. "
@@ -212,13 +223,13 @@ def test_encoded_bytes_must_be_aligned(stream: Stream) -> None:
 def test_what_nvcomp_reports_as_broken(kind: type[GeneralCodec], stream: Stream) -> None:
     array = values("uint8", 500)
     data = encode(kind(), array, stream)
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode(kind(), data[: len(data) // 2], array.copy(), stream)
     name, remedy = kind.name, "The bytes were damaged or cut short on their way, or another codec wrote them."
     assert str(caught.value) == (
         f"codec {name}: expected a {name} stream of 500 plain bytes, got nvCOMP error : code=12. {remedy}"
     )
-    with pytest.raises(StreamError, match="stream of 501 plain bytes, got one of 500"):
+    with pytest.raises(DecodeError, match="stream of 501 plain bytes, got one of 500"):
         decode(kind(), data, np.zeros(501, np.uint8), stream)
 
 

@@ -9,10 +9,9 @@ import pytest
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.codec import find, register, registry
+from mpi_gpucomp._dispatch.p2p import Announcement, Outgoing
+from mpi_gpucomp.codec import get_codec, register, registry
 from mpi_gpucomp.codec.registry import registered
-from mpi_gpucomp.comm.p2p.line import Announcement
-from mpi_gpucomp.comm.p2p.outgoing import Outgoing
 from mpi_gpucomp.device import dtype_of_name, get_device
 from mpi_gpucomp.errors import FrameError, SpecError
 
@@ -101,7 +100,7 @@ def test_a_damaged_first_part_is_named(comm, monkeypatch, count):
 
 
 def test_a_codec_that_only_the_sender_knows_is_named(comm, monkeypatch):
-    class Private(type(find("none"))):
+    class Private(type(get_codec("none"))):
         name, wire_id = "private", 0xF0030000
         spec = "private"
 

@@ -8,7 +8,7 @@ from device_memory import download, upload
 
 from mpi_gpucomp.device import Buffer, as_buffer, dtype_of_name
 from mpi_gpucomp.device.pack import PIECE, Bucket, gather, scatter
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 
 VIEWS = {
     "all": lambda x: x,
@@ -72,19 +72,19 @@ def test_many_buffers_travel_as_one(device, stream, sizes):
 def test_what_does_not_fit_is_refused(host):
     stream = host.stream()
     strided = as_buffer(np.arange(10, dtype=np.float32)[::2])
-    with host.alloc(8) as small, pytest.raises(BufferError) as caught:
+    with host.alloc(8) as small, pytest.raises(BufferSpecError) as caught:
         gather(strided, small, stream)
     assert str(caught.value) == (
         "packing: expected elements on host, where the stream is, and 20 bytes for them, "
         "got elements on host and 8 bytes. Use a stream of the buffer's device, and memory for all of its elements."
     )
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         Bucket([as_buffer(np.zeros(3)), strided])
     assert str(caught.value) == (
         "buffer 1 of a bucket: expected contiguous elements on host, where the first buffer is, "
         "got strided ones on host. Gather strided elements first, and make a bucket for each device."
     )
-    with host.alloc(8) as small, pytest.raises(BufferError) as caught:
+    with host.alloc(8) as small, pytest.raises(BufferSpecError) as caught:
         Bucket([as_buffer(np.zeros(3))]).fill(small, stream)
     expected = "bucket: expected memory of 32 bytes, got 8. Take as many bytes as its nbytes says."
     assert str(caught.value) == expected

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from mpi_gpucomp.comm.packing import Packing
+from mpi_gpucomp._call.staging import Packing
 from mpi_gpucomp.device import Device, as_buffer
 from mpi_gpucomp.engine.layout import Blocks
 

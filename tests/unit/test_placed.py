@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from mpi_gpucomp.collectives import build
-from mpi_gpucomp.collectives.placed import ASSUMED_WITHIN, Placed, suited
-from mpi_gpucomp.collectives.select import DEFAULT_CHUNK, Figures, calibrated, select
-from mpi_gpucomp.schedule.cost import Coding, Link
+from mpi_gpucomp._tuning.model import (
+    ASSUMED_WITHIN,
+    DEFAULT_CHUNK,
+    Figures,
+    NodeLayout,
+    calibrated,
+    default_algorithm,
+    select,
+)
+from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.cost import CodecCost, LinkCost
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.topology import Port, Topology
 
@@ -15,7 +22,7 @@ MESSAGE = 1 << 24
 IN_ORDER = ((0, 1, 2, 3), (4, 5, 6, 7))
 IN_TURN = ((0, 2, 4, 6), (1, 3, 5, 7))
 APART = tuple((rank,) for rank in range(8))
-NETWORK = Link(5e-5, 4e-8)
+NETWORK = LinkCost(5e-5, 4e-8)
 
 
 @pytest.mark.parametrize(
@@ -32,23 +39,23 @@ NETWORK = Link(5e-5, 4e-8)
     ],
 )
 def test_two_levels_where_they_help(collective: str, nodes: tuple[tuple[int, ...], ...], expected: str):
-    assert suited(collective, MESSAGE, nodes) == expected
+    assert default_algorithm(collective, MESSAGE, nodes) == expected
 
 
 def test_a_message_whose_length_is_not_known_gets_the_first():
-    assert suited("allreduce", 0, IN_TURN) == "ring"
+    assert default_algorithm("allreduce", 0, IN_TURN) == "ring"
 
 
 @pytest.mark.parametrize(("within", "expected"), [(ASSUMED_WITHIN, "two_level"), (NETWORK, "chain")])
-def test_what_was_measured_decides(within: Link, expected: str):
-    placed = Placed(IN_TURN, within, Link(5e-5, 4e-8) if within is ASSUMED_WITHIN else Link(5e-6, 1e-9))
+def test_what_was_measured_decides(within: LinkCost, expected: str):
+    placed = NodeLayout(IN_TURN, within, LinkCost(5e-5, 4e-8) if within is ASSUMED_WITHIN else LinkCost(5e-6, 1e-9))
     figures = Figures(NETWORK, ((MESSAGE, 1e9),), placed=placed)
     figures = calibrated("broadcast", 8, figures, (0, 0.0), (MESSAGE, 1.0))
     assert select("broadcast", MESSAGE, 8, figures).algorithm == expected
 
 
 def test_it_is_the_simulation_of_the_tools():
-    placed, plain = Placed(IN_TURN, ASSUMED_WITHIN, NETWORK), Coding(1e-10, 1e-10)
+    placed, plain = NodeLayout(IN_TURN, ASSUMED_WITHIN, NETWORK), CodecCost(1e-10, 1e-10)
     ports = tuple(
         Port(f"{number} {way}", frozenset(node), way, NETWORK.per_byte, "between")
         for number, node in enumerate(IN_TURN)

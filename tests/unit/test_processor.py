@@ -10,8 +10,8 @@ import time
 
 CHILD = """
 import sys, time
-from mpi_gpucomp.monitor.processor import Processor
-processor, found, naps, end = Processor(), [], 0, time.perf_counter_ns() + 20_000_000_000
+from mpi_gpucomp.monitor.processor import CpuUsage
+processor, found, naps, end = CpuUsage(), [], 0, time.perf_counter_ns() + 20_000_000_000
 print("ready", flush=True)
 last = time.perf_counter_ns()
 processor.note(last, naps)
@@ -32,8 +32,8 @@ last = time.perf_counter_ns()
 processor.note(last, naps)
 time.sleep(0.3)  # a nap that takes longer than it should, as on a machine that is paused
 paused = processor.stood_still(last, time.perf_counter_ns(), naps + 1)
-unasked = processor.stood_still(last, time.perf_counter_ns(), naps)
-print(found[0] if found else 0, computing, paused, unasked, flush=True)
+probe_any = processor.stood_still(last, time.perf_counter_ns(), naps)
+print(found[0] if found else 0, computing, paused, probe_any, flush=True)
 """
 
 
@@ -45,7 +45,7 @@ def test_a_process_that_was_stopped_stood_still_and_one_that_computes_did_not() 
         os.kill(child.pid, signal.SIGSTOP)
         time.sleep(0.5)
         os.kill(child.pid, signal.SIGCONT)
-        still, computing, paused, unasked = map(int, child.stdout.readline().split())
+        still, computing, paused, probe_any = map(int, child.stdout.readline().split())
     assert still > 200_000_000
     assert computing == 0 and paused == 0
-    assert unasked > 200_000_000
+    assert probe_any > 200_000_000

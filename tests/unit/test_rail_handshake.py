@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_gpucomp.transport.rails.handshake import Answering, Dialling, Hello, Refused
+from mpi_gpucomp.transport.rails.connector import Answering, Dialling, Hello, Refused
 
 SECRET, OTHER = bytes(range(32)), bytes(32)
 HELLO = Hello(caller=1, called=2, rail=0, generation=7)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rail_pipes import Pair
 
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 from mpi_gpucomp.transport.rails import messages as module
 from mpi_gpucomp.transport.rails.frames import DATA, LETTER, Header, Item, broken
-from mpi_gpucomp.transport.rails.health import DEAD, FINE, QUIET, judge
-from mpi_gpucomp.transport.rails.pointers import Have, Key, Receiver, Sender
+from mpi_gpucomp.transport.rails.link import DEAD, FINE, QUIET, judge
+from mpi_gpucomp.transport.rails.sequence import Have, Key, Receiver, Sender
 
 TIERS = [[[0], [1]], [[0, 1]], [[0, 1], [2]], [[0]]]
 
@@ -245,7 +245,7 @@ def test_a_message_that_is_too_long_is_an_error_and_no_overflow() -> None:
     receiving = pair.ends[1].messages.receive(0, 4, memoryview(memory)[:20])
     pair.ends[0].messages.send(1, 4, memoryview(bytes(25)))
     pair.settle()
-    with pytest.raises(BufferError) as error:
+    with pytest.raises(BufferSpecError) as error:
         receiving.done()
     assert str(error.value) == (
         "rank 1: message from rank 0, tag 4: expected at most 20 bytes, got 25. Make room for as much as is sent."
@@ -259,10 +259,10 @@ def test_a_rank_sends_to_itself() -> None:
         memory = bytearray(50)
         sending = messages.send(0, 1, memoryview(bytes(range(size))))
         assert sending.done() is (size == 3)
-        assert messages.unasked() == 1
+        assert messages.probe_any() == 1
         receiving = messages.receive(0, 1, memoryview(memory))
         assert sending.done() and receiving.done() and memory[:size] == bytes(range(size))
-    assert messages.unasked() is None
+    assert messages.probe_any() is None
 
 
 def test_receives_are_taken_back_and_messages_thrown_away() -> None:
@@ -271,12 +271,12 @@ def test_receives_are_taken_back_and_messages_thrown_away() -> None:
     assert receiving.cancel() and not receiving.cancel()
     sending = pair.ends[0].messages.send(1, 2, memoryview(bytes(30)))
     pair.settle()
-    assert pair.ends[1].messages.unasked() == 2 and not sending.done()
+    assert pair.ends[1].messages.probe_any() == 2 and not sending.done()
     assert pair.ends[1].messages.discard(0, 3) is None
     thrown = pair.ends[1].messages.discard(0, 2)
     assert thrown is not None and not thrown.cancel()
     pair.settle()
-    assert thrown.done() and sending.done() and pair.ends[1].messages.unasked() is None
+    assert thrown.done() and sending.done() and pair.ends[1].messages.probe_any() is None
 
 
 def test_long_messages_are_not_copied() -> None:

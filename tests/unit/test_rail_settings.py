@@ -8,7 +8,7 @@ import pytest
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.rails import Rails, chosen
-from mpi_gpucomp.transport.rails.devices import Rail, find, listen
+from mpi_gpucomp.transport.rails.discovery import Rail, find, listen
 from mpi_gpucomp.transport.rails.settings import DEVICES, LIMIT, TIMEOUT, WIRE
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from rail_pipes import End
 
-from mpi_gpucomp.transport.rails import devices, plug, ucx
+from mpi_gpucomp.transport.rails import discovery as devices
+from mpi_gpucomp.transport.rails import ucx
+from mpi_gpucomp.transport.rails import ucx_endpoint as plug
+from mpi_gpucomp.transport.rails.backends import RDMA, TCP, UCX, Offer, agree
+from mpi_gpucomp.transport.rails.connector import MOST_CARD_BYTES, Answering, Dialling, Hello, Introducing, Refused
 from mpi_gpucomp.transport.rails.frames import PING
-from mpi_gpucomp.transport.rails.handshake import Answering, Dialling, Hello, Refused
-from mpi_gpucomp.transport.rails.health import DEAD, QUIET, judge
-from mpi_gpucomp.transport.rails.introducing import MOST_CARD_BYTES, Introducing
-from mpi_gpucomp.transport.rails.pointers import Key
-from mpi_gpucomp.transport.rails.wires import RDMA, TCP, UCX, Offer, agree
+from mpi_gpucomp.transport.rails.link import DEAD, QUIET, judge
+from mpi_gpucomp.transport.rails.sequence import Key
 
 BIG = 1 << 20
 

@@ -9,9 +9,9 @@ import pytest
 from coding import buffer_in, upload
 from floats import FLOATS
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import Buffer, dtype_of_name
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SPECS = ["none", "zfp:rate=8", "mpc", "mpc:stride=5", "split", "bound:abs=0.001", "bound:rel=0.01"]
 SPECS += ["cast:bf16", "cast:f16", "cast:f32"]
-KINDS = [(spec, name) for spec in SPECS for name in find(spec).dtypes if name in FLOATS]
+KINDS = [(spec, name) for spec in SPECS for name in get_codec(spec).dtypes if name in FLOATS]
 every_kind = pytest.mark.parametrize(("spec", "name"), KINDS)
 
 
@@ -28,7 +28,7 @@ def as_dtype(name: str) -> Any:
 
 
 def refusal(codec: Codec, call: Any) -> str:
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         call()
     message = str(caught.value)
     start = f"codec {codec.spec}: expected "
@@ -38,7 +38,7 @@ def refusal(codec: Codec, call: Any) -> str:
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
 def test_a_wrong_type(spec: str, stream: Stream) -> None:
-    codec, numbers = find(spec), np.arange(8, dtype=np.int32)
+    codec, numbers = get_codec(spec), np.arange(8, dtype=np.int32)
     expected = f"elements of type {' or '.join(codec.dtypes)}, got int32. "
     expected += "Choose a codec for this type: 'python -m mpi_gpucomp codecs' lists them."
     with upload(numbers, stream) as memory:
@@ -49,7 +49,7 @@ def test_a_wrong_type(spec: str, stream: Stream) -> None:
 
 @every_kind
 def test_too_little_room(spec: str, name: str, stream: Stream) -> None:
-    codec, array = find(spec), np.zeros(100, FLOATS[name])
+    codec, array = get_codec(spec), np.zeros(100, FLOATS[name])
     needed = codec.max_encoded(100, as_dtype(name))
     with upload(array, stream) as memory, stream.device.alloc(needed - 1) as room:
         message = refusal(codec, lambda: codec.encode(buffer_in(memory, array), room, stream))
@@ -58,7 +58,7 @@ def test_too_little_room(spec: str, name: str, stream: Stream) -> None:
 
 @every_kind
 def test_wrong_buffers(spec: str, name: str, stream: Stream) -> None:
-    codec, here = find(spec), stream.device.name
+    codec, here = get_codec(spec), stream.device.name
     place = f"contiguous elements on {here}, where the stream is, got {{}}. "
     place += "Use a stream of the buffer's device, and pack strided elements first."
     wrong = {

@@ -11,7 +11,7 @@ from coding import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec import Codec, Pending, find, register, registered, registry
+from mpi_gpucomp.codec import Codec, Pending, get_codec, register, registered, registry
 from mpi_gpucomp.codec.bound import Bound
 from mpi_gpucomp.codec.mpc import Mpc
 from mpi_gpucomp.codec.zfp import Zfp
@@ -50,35 +50,35 @@ NAMES = "ans, auto, bitcomp, bound, cascaded, cast, deflate, gdeflate, lz4, mpc,
     ],
 )
 def test_a_spec_has_one_canonical_form(spec: str, canonical: str) -> None:
-    codec = find(spec)
+    codec = get_codec(spec)
     assert codec.spec == canonical
     assert repr(codec) == f"<codec {canonical}>"
-    assert find(canonical).spec == canonical
-    assert find(canonical).wire_id == codec.wire_id
+    assert get_codec(canonical).spec == canonical
+    assert get_codec(canonical).wire_id == codec.wire_id
 
 
 @given(rate=st.floats(0, 64, exclude_min=True), bound=st.floats(5e-324, 1e308), stride=st.integers(1, 32))
 def test_every_codec_is_found_again_by_its_spec(rate: float, bound: float, stride: int) -> None:
     for codec in (Zfp(rate), Zfp(np.float64(rate)), Bound(abs=bound), Bound(abs=np.float64(bound)), Mpc(stride)):
-        again = find(codec.spec)
+        again = get_codec(codec.spec)
         assert (again.spec, again.wire_id) == (codec.spec, codec.wire_id)
         assert type(again) is type(codec)
 
 
 def test_a_codec_is_returned_as_it_is() -> None:
     codec = Zfp(7)
-    assert find(codec) is codec
+    assert get_codec(codec) is codec
 
 
 def test_the_same_spec_is_the_same_codec() -> None:
-    assert find("zfp:rate=9") is find("zfp:rate=9")
+    assert get_codec("zfp:rate=9") is get_codec("zfp:rate=9")
 
 
 def test_all_names_are_registered_with_a_purpose_and_an_example() -> None:
     assert ", ".join(sorted(registered())) == NAMES
     for name, entry in registered().items():
         assert entry.purpose
-        assert find(entry.example).name == name
+        assert get_codec(entry.example).name == name
 
 
 BOUND = (
@@ -141,14 +141,14 @@ WRONG = {
 @pytest.mark.parametrize(("spec", "message"), WRONG.items(), ids=WRONG)
 def test_a_wrong_spec_says_what_would_be_right(spec: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        find(spec)
+        get_codec(spec)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("spec", [None, 8, b"zfp", ["zfp"]])
 def test_what_is_not_a_string(spec: object) -> None:
     with pytest.raises(SpecError) as caught:
-        find(spec)  # type: ignore[arg-type]
+        get_codec(spec)  # type: ignore[arg-type]
     assert str(caught.value) == UNKNOWN.format(repr(spec), EXAMPLES)
 
 
@@ -204,7 +204,7 @@ def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("clean_registry")
 def test_a_codec_of_the_users_own(device: Device) -> None:
     register("mine", lambda parameters: Mine(**parameters), "what it is good for")
-    codec, stream = find("mine:level=3"), device.stream()
+    codec, stream = get_codec("mine:level=3"), device.stream()
     assert codec.spec == "mine:level=3"
     assert registered()["mine"][1:] == ("what it is good for", "mine")
     array = np.arange(5000, dtype=np.float32)
@@ -225,11 +225,11 @@ def test_a_name_that_is_taken_can_be_taken_over() -> None:
             f"name of a codec: expected an identifier that is not taken, got '{name}'. "
             "Choose another name, or pass replace=True to take the place of the one that is there."
         )
-    assert find("zfp").name == "zfp"
+    assert get_codec("zfp").name == "zfp"
     register("zfp", lambda parameters: Mine(**parameters), "mine", replace=True)
-    assert find("zfp").name == "mine"
+    assert get_codec("zfp").name == "mine"
 
 
 def test_registered_is_a_copy() -> None:
     registered().clear()
-    assert find("none").name == "none"
+    assert get_codec("none").name == "none"

@@ -6,14 +6,14 @@ import pytest
 from interpreter import run
 from schedules import i, o, s
 
-from mpi_gpucomp.collectives import build
 from mpi_gpucomp.errors import ScheduleError
-from mpi_gpucomp.schedule import Algorithm, Goal, Lane, Plan, Program, Step, rotated
-from mpi_gpucomp.schedule.check import check
+from mpi_gpucomp.schedule import Algorithm, CollectiveSpec, Lane, Program, ScheduleBuilder, Step, rotated
+from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.verify import check
 
 
 def test_a_plan_as_the_documentation_has_it():
-    plan = Plan("chain", "broadcast", ranks=3, in_place=True)
+    plan = ScheduleBuilder("chain", "broadcast", ranks=3, in_place=True)
     for rank in range(2):
         plan.copy(rank, o(0), rank + 1, o(0))
     assert plan.algorithm() == Algorithm(
@@ -32,7 +32,7 @@ def test_a_plan_as_the_documentation_has_it():
 
 
 def test_two_sends_of_a_chunk_have_lanes_of_their_own():
-    plan = Plan("star", "broadcast", ranks=4, in_place=True)
+    plan = ScheduleBuilder("star", "broadcast", ranks=4, in_place=True)
     plan.copy(0, o(0), 1, o(0))
     plan.copy(1, o(0), 2, o(0))
     plan.copy(1, o(0), 3, o(0))
@@ -46,7 +46,7 @@ def test_two_sends_of_a_chunk_have_lanes_of_their_own():
 
 
 def test_channels_have_lanes_of_their_own():
-    plan = Plan("wide", "broadcast", ranks=3, in_place=True)
+    plan = ScheduleBuilder("wide", "broadcast", ranks=3, in_place=True)
     plan.cut(2)
     for chunk in range(2):
         for rank in range(2):
@@ -57,7 +57,7 @@ def test_channels_have_lanes_of_their_own():
 
 
 def test_what_changes_between_receive_and_send_is_not_passed_on():
-    plan = Plan("own", "reduce", ranks=3)
+    plan = ScheduleBuilder("own", "reduce", ranks=3)
     plan.copy(2, i(0), 1, s(0))
     plan.local_reduce(1, i(0), s(0))
     plan.reduce(1, s(0), 0, o(0), operand=i(0))
@@ -77,7 +77,7 @@ def test_what_changes_between_receive_and_send_is_not_passed_on():
 
 
 def test_a_sum_that_is_needed_later_is_kept():
-    plan = Plan("kept", "allreduce", ranks=2)
+    plan = ScheduleBuilder("kept", "allreduce", ranks=2)
     plan.reduce(0, i(0), 1, o(0), operand=i(0))
     plan.copy(1, o(0), 0, o(0))
     algorithm = plan.algorithm()
@@ -86,7 +86,7 @@ def test_a_sum_that_is_needed_later_is_kept():
 
 
 def test_the_transfers_of_a_round_read_before_they_write():
-    plan = Plan("swap", "alltoall", ranks=2, in_place=True)
+    plan = ScheduleBuilder("swap", "alltoall", ranks=2, in_place=True)
     with plan.round():
         plan.copy(0, i(1), 1, o(0))
         plan.copy(1, i(0), 0, o(1))
@@ -100,7 +100,7 @@ def test_the_transfers_of_a_round_read_before_they_write():
 
 
 def test_one_after_the_other_is_not_at_once():
-    plan = Plan("overwritten", "alltoall", ranks=2, in_place=True)
+    plan = ScheduleBuilder("overwritten", "alltoall", ranks=2, in_place=True)
     plan.copy(0, i(1), 1, o(0))
     plan.copy(1, i(0), 0, o(1))
     with pytest.raises(ScheduleError) as caught:
@@ -112,7 +112,7 @@ def test_one_after_the_other_is_not_at_once():
 
 
 def test_separate_memories_need_no_order():
-    plan = Plan("swap", "alltoall", ranks=2)
+    plan = ScheduleBuilder("swap", "alltoall", ranks=2)
     with plan.round():
         plan.copy(0, i(1), 1, o(0))
         plan.copy(1, i(0), 0, o(1))
@@ -121,13 +121,13 @@ def test_separate_memories_need_no_order():
 
 def test_copies_onto_itself_vanish_in_place():
     for in_place, lanes in ((False, (Lane(None, None, 0, (Step("cpy", i(0), o(2)),)),)), (True, ())):
-        plan = Plan("own", "allgather", ranks=3, in_place=in_place)
+        plan = ScheduleBuilder("own", "allgather", ranks=3, in_place=in_place)
         plan.local_copy(2, i(0), o(2))
         assert plan.algorithm().programs[2].lanes == lanes
 
 
 def test_a_dependency_that_follows_from_others_is_left_out():
-    plan = Plan("again", "broadcast", ranks=2, in_place=True)
+    plan = ScheduleBuilder("again", "broadcast", ranks=2, in_place=True)
     plan.copy(0, o(0), 1, s(0))
     plan.local_copy(1, s(0), o(0))
     plan.copy(0, o(0), 1, s(0), channel=1)
@@ -142,7 +142,7 @@ def test_a_dependency_that_follows_from_others_is_left_out():
 
 
 def test_scratch_is_as_long_as_it_is_used():
-    plan = Plan("far", "allreduce", ranks=1)
+    plan = ScheduleBuilder("far", "allreduce", ranks=1)
     plan.local_copy(0, i(0), s(6))
     assert plan.algorithm().programs[0] == Program(1, 1, 7, (Lane(None, None, 0, (Step("cpy", i(0), s(6)),)),))
 
@@ -172,7 +172,10 @@ def test_rotating_what_has_no_root_or_has_blocks():
 def test_goals_as_the_table_has_them():
     lengths = {
         collective: [
-            (Goal(collective, 3, 6, root=1).inputs(rank), Goal(collective, 3, 6, root=1).outputs(rank))
+            (
+                CollectiveSpec(collective, 3, 6, root=1).inputs(rank),
+                CollectiveSpec(collective, 3, 6, root=1).outputs(rank),
+            )
             for rank in (0, 1)
         ]
         for collective in (
@@ -199,7 +202,7 @@ def test_goals_as_the_table_has_them():
 
 
 def test_blocks_of_several_chunks():
-    plan = Plan("two chunks a block", "allgather", ranks=2)
+    plan = ScheduleBuilder("two chunks a block", "allgather", ranks=2)
     plan.cut(4)
     for rank in range(2):
         plan.local_copy(rank, i(0), o(2 * rank), 2)

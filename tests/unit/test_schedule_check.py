@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from schedules import i, lane, o, program, s, with_lane, with_program, with_step, with_steps
 
-from mpi_gpucomp.collectives import build
 from mpi_gpucomp.errors import ScheduleError
 from mpi_gpucomp.schedule import Algorithm, Place, Step, checked
-from mpi_gpucomp.schedule.check import _passed, check
+from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.verify import _passed, check
 
 RING = build("allreduce", "ring", 4)
 CHAIN = build("broadcast", "chain", 3)
@@ -368,7 +368,7 @@ def test_checked_replays_once(monkeypatch: pytest.MonkeyPatch):
         runs.append(in_flight)
         check(algorithm, in_flight)
 
-    monkeypatch.setattr("mpi_gpucomp.schedule.check.check", counted)
+    monkeypatch.setattr("mpi_gpucomp.schedule.verify.check", counted)
     assert checked(algorithm) is algorithm and checked(algorithm) is algorithm
     assert runs == [1]
     checked(algorithm, in_flight=2)

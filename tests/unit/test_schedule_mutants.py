@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import with_lane, with_step, with_steps
 
-from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.errors import ScheduleError
 from mpi_gpucomp.schedule import COLLECTIVES, Algorithm, Place
-from mpi_gpucomp.schedule.check import check
+from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.verify import check
 
 SMALL = [
     build(collective, row.name, ranks, root, nodes=[range(ranks)[::2], range(ranks)[1::2]], in_place=in_place)

@@ -10,32 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import Ranks
 
-from mpi_gpucomp.collectives import algorithms, build
-from mpi_gpucomp.collectives.select import (
+from mpi_gpucomp._tuning.model import (
     CHUNKS,
     DEFAULT_CHUNK,
     Choice,
-    Coding,
+    CodecCost,
     Figures,
-    Link,
+    LinkCost,
     _loop,
     calibrated,
     own_seconds,
     select,
 )
 from mpi_gpucomp.engine.coder import Coder
-from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 KIB, MIB = 1 << 10, 1 << 20
 MESSAGE = 64 * MIB
-PLAIN = Coding(0.2e-9, 0.3e-9)
-SPLIT = Coding(0.45e-9, 0.45e-9, ratio=1.2)
+PLAIN = CodecCost(0.2e-9, 0.3e-9)
+SPLIT = CodecCost(0.45e-9, 0.45e-9, ratio=1.2)
 """float32 weights on one core."""
 
-GIGABIT, FIVE_GIGABIT, UNSHAPED = Link(50e-6, 8e-9), Link(50e-6, 1.6e-9), Link(30e-6, 0.6e-9)
+GIGABIT, FIVE_GIGABIT, UNSHAPED = LinkCost(50e-6, 8e-9), LinkCost(50e-6, 1.6e-9), LinkCost(30e-6, 0.6e-9)
 
 
-def broadcast(link: Link, own_ms: float, chain_ms: float, coding: Coding | None = None, ranks: int = 4) -> Choice:
+def broadcast(
+    link: LinkCost, own_ms: float, chain_ms: float, coding: CodecCost | None = None, ranks: int = 4
+) -> Choice:
     """Choose for 64 MiB where MPI's own takes so long, and the plain chain of the engine too."""
     figures = Figures(link, ((MESSAGE, own_ms * 1e-3),), PLAIN)
     figures = calibrated("broadcast", ranks, figures, (0, 0.0), (MESSAGE, chain_ms * 1e-3))
@@ -62,7 +64,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize(("link", "ranks", "own", "chain", "plain", "weights"), NETWORKS.values(), ids=NETWORKS)
 def test_networks_that_were_measured(
-    link: Link, ranks: int, own: float, chain: float, plain: bool, weights: bool
+    link: LinkCost, ranks: int, own: float, chain: float, plain: bool, weights: bool
 ) -> None:
     as_it_is = broadcast(link, own, chain, None, ranks)
     assert as_it_is.algorithm == ("chain" if plain else None) and not as_it_is.encoded
@@ -72,7 +74,7 @@ def test_networks_that_were_measured(
 
 def test_the_chain_takes_what_its_formula_says() -> None:
     latency, per_byte, ranks = 1e-4, 8e-9, 5
-    figures = Figures(Link(latency, per_byte), ((MESSAGE, 1e9),))
+    figures = Figures(LinkCost(latency, per_byte), ((MESSAGE, 1e9),))
     times = {chunk: (MESSAGE / chunk + ranks - 2) * (latency + chunk * per_byte) for chunk in CHUNKS}
     found = select("broadcast", MESSAGE, ranks, figures)
     best = min(times, key=times.__getitem__)
@@ -82,7 +84,7 @@ def test_the_chain_takes_what_its_formula_says() -> None:
 
 def test_the_ring_takes_what_its_formula_says() -> None:
     latency, per_byte, ranks = 1e-4, 8e-9, 4
-    figures = Figures(Link(latency, per_byte), ((MESSAGE, 1e9),))
+    figures = Figures(LinkCost(latency, per_byte), ((MESSAGE, 1e9),))
     found = select("allreduce", MESSAGE, ranks, figures)
     moved = 2 * (ranks - 1) / ranks * MESSAGE
     assert (found.algorithm, found.chunk) == ("ring", DEFAULT_CHUNK)
@@ -90,8 +92,8 @@ def test_the_ring_takes_what_its_formula_says() -> None:
 
 
 def test_sums_wait_for_their_parts() -> None:
-    coding, per_byte, ranks = Coding(1e-9, 2e-9), 8e-9, 4
-    found = select("allreduce", MESSAGE, ranks, Figures(Link(0.0, per_byte), ((MESSAGE, 1e9),), coding))
+    coding, per_byte, ranks = CodecCost(1e-9, 2e-9), 8e-9, 4
+    found = select("allreduce", MESSAGE, ranks, Figures(LinkCost(0.0, per_byte), ((MESSAGE, 1e9),), coding))
     encoded, decoded, hops = ranks, 2 * (ranks - 1), 2 * (ranks - 1)
     coded = encoded * coding.encode + decoded * coding.decode
     per_element = (hops * per_byte + coded) / ranks
@@ -103,7 +105,7 @@ def test_the_measured_algorithm_is_kept_where_another_promises_little_more() -> 
     latency = 1e-3
     for bytes_for_latency, algorithm in ((52, "ring"), (30, "reduce_scatter_allgather")):
         # Two rings take 12 latencies and 1.5 times the message, halves 4 and as much of it: 10 % and 16 % less.
-        figures = Figures(Link(latency, bytes_for_latency * latency / MIB), ((MIB, 1e9),))
+        figures = Figures(LinkCost(latency, bytes_for_latency * latency / MIB), ((MIB, 1e9),))
         assert select("allreduce", MIB, 4, figures).algorithm == algorithm
 
 
@@ -136,25 +138,25 @@ def test_ranks_are_expected_to_code_what_the_engine_codes(
 
 def test_a_slow_encoder_is_the_bottleneck() -> None:
     figures = Figures(GIGABIT, ((MESSAGE, 1e9),))
-    for coding in (Coding(20e-9, 0.0, 4.0), Coding(0.0, 20e-9, 4.0)):
+    for coding in (CodecCost(20e-9, 0.0, 4.0), CodecCost(0.0, 20e-9, 4.0)):
         assert not select("broadcast", MESSAGE, 4, figures, coding).encoded
-    found = select("broadcast", MESSAGE, 4, figures, Coding(4e-9, 4e-9, 4.0))
+    found = select("broadcast", MESSAGE, 4, figures, CodecCost(4e-9, 4e-9, 4.0))
     assert found.encoded
     assert MESSAGE * 4e-9 < found.seconds < 1.2 * MESSAGE * 4e-9
 
 
 def test_short_messages_prefer_fewer_hops() -> None:
-    figures = Figures(Link(1e-3, 1e-10), ((KIB, 1e9),))
+    figures = Figures(LinkCost(1e-3, 1e-10), ((KIB, 1e9),))
     assert select("broadcast", KIB, 16, figures).algorithm in ("binomial", "tree")
     assert select("allreduce", KIB, 16, figures).algorithm == "recursive_doubling"
     assert select("allgather", 16 * KIB, 16, figures).algorithm == "recursive_doubling"
-    quick = Figures(Link(1e-6, 1e-8), ((KIB, 1e9),))
+    quick = Figures(LinkCost(1e-6, 1e-8), ((KIB, 1e9),))
     long = select("allgather", 16 * MIB, 16, quick)
     assert long.algorithm == "ring", "only that one was measured, and others are not clearly quicker"
 
 
 def test_the_measured_algorithm_is_kept_beyond_some_ranks() -> None:
-    figures = Figures(Link(1e-3, 1e-10), ((KIB, 1e9),))
+    figures = Figures(LinkCost(1e-3, 1e-10), ((KIB, 1e9),))
     assert select("broadcast", KIB, 17, figures).algorithm == "chain"
 
 
@@ -198,21 +200,21 @@ def test_an_engine_slower_than_its_model_is_believed() -> None:
 
 
 def test_an_engine_faster_than_its_model_is_no_reason_to_encode() -> None:
-    fast = Coding(6e-9, 6e-9, 4.0)
+    fast = CodecCost(6e-9, 6e-9, 4.0)
     figures = Figures(GIGABIT, ((MESSAGE, 0.3),), PLAIN, scale=0.5)
     assert select("broadcast", MESSAGE, 4, figures, fast).encoded is False
 
 
 positive = st.floats(1e-9, 1e-2)
-links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e-11, 1e-7))
-codings = st.builds(Coding, st.floats(0, 1e-8), st.floats(0, 1e-8), st.floats(1, 100))
+links = st.builds(LinkCost, st.floats(0, 1e-2), st.floats(1e-11, 1e-7))
+codings = st.builds(CodecCost, st.floats(0, 1e-8), st.floats(0, 1e-8), st.floats(1, 100))
 figures_of_any_kind = st.builds(
     Figures,
     links,
     st.lists(st.tuples(st.integers(1, MESSAGE), positive), min_size=1, max_size=4, unique_by=lambda pair: pair[0]).map(
         lambda sizes: tuple(sorted(sizes))
     ),
-    st.builds(Coding, st.floats(0, 1e-9), st.floats(0, 1e-9), st.just(1.0)),
+    st.builds(CodecCost, st.floats(0, 1e-9), st.floats(0, 1e-9), st.just(1.0)),
     st.floats(0, 1e-3),
     st.floats(0.1, 10),
 )
@@ -222,7 +224,7 @@ some_ranks = st.integers(1, 9)
 
 @given(st.sampled_from(list(COLLECTIVES)), messages, some_ranks, figures_of_any_kind, codings)
 def test_a_choice_can_be_made_and_promises_more_than_mpis_own(
-    collective: str, nbytes: int, ranks: int, figures: Figures, coding: Coding
+    collective: str, nbytes: int, ranks: int, figures: Figures, coding: CodecCost
 ) -> None:
     found = select(collective, nbytes, ranks, figures, coding)
     own = own_seconds(figures, nbytes)
@@ -236,7 +238,7 @@ def test_a_choice_can_be_made_and_promises_more_than_mpis_own(
 
 @given(st.sampled_from(list(COLLECTIVES)), messages, some_ranks, figures_of_any_kind, codings, st.floats(1, 10))
 def test_a_better_ratio_or_a_slower_mpi_never_makes_it_slower(
-    collective: str, nbytes: int, ranks: int, figures: Figures, coding: Coding, factor: float
+    collective: str, nbytes: int, ranks: int, figures: Figures, coding: CodecCost, factor: float
 ) -> None:
     found = select(collective, nbytes, ranks, figures, coding)
     denser = coding._replace(ratio=coding.ratio * factor)
@@ -255,8 +257,10 @@ def test_a_better_ratio_or_a_slower_mpi_never_makes_it_slower(
 
 
 @given(messages, some_ranks, figures_of_any_kind, codings)
-def test_equal_numbers_are_equal_choices(nbytes: int, ranks: int, figures: Figures, coding: Coding) -> None:
-    copy = Figures(Link(*figures.link), tuple(figures.own), Coding(*figures.plain), figures.per_hop, figures.scale)
+def test_equal_numbers_are_equal_choices(nbytes: int, ranks: int, figures: Figures, coding: CodecCost) -> None:
+    copy = Figures(
+        LinkCost(*figures.link), tuple(figures.own), CodecCost(*figures.plain), figures.per_hop, figures.scale
+    )
     first = select("broadcast", nbytes, ranks, figures, coding)
     select.cache_clear()
-    assert select("broadcast", nbytes, ranks, copy, Coding(*coding)) == first
+    assert select("broadcast", nbytes, ranks, copy, CodecCost(*coding)) == first

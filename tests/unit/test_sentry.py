@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from mpi_gpucomp.codec import find
-from mpi_gpucomp.collectives.table import build
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.job import Job
 from mpi_gpucomp.engine.layout import Blocks, Layout
+from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import Task
-from mpi_gpucomp.monitor.judge import Verdict
+from mpi_gpucomp.monitor.diagnosis import Diagnosis
+from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
 from mpi_gpucomp.monitor.settings import MonitorSettings
-from mpi_gpucomp.monitor.station import Station
+from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.transport.base import Transfer, Transport
 from mpi_gpucomp.transport.loopback import loopback
 
@@ -79,17 +79,17 @@ class Wire(Transport):
         arrivals = self._wires.arrivals[peer, self.rank, tag]
         return Timed(self._inner.receive(peer, tag, address, room), lambda: arrivals.popleft() if arrivals else None)
 
-    def unasked(self) -> int | None:
-        return self._inner.unasked()
+    def probe_any(self) -> int | None:
+        return self._inner.probe_any()
 
     def discard(self, peer: int, tag: int) -> Transfer | None:
         return self._inner.discard(peer, tag)
 
-    def post(self, peer: int, letter: bytes) -> None:
-        self._inner.post(peer, letter)
+    def send_control(self, peer: int, letter: bytes) -> None:
+        self._inner.send_control(peer, letter)
 
-    def poll(self) -> tuple[int, bytes] | None:
-        return self._inner.poll()
+    def recv_control(self) -> tuple[int, bytes] | None:
+        return self._inner.recv_control()
 
     def revoke(self) -> None:
         self._inner.revoke()
@@ -104,18 +104,18 @@ class Ranks:
     def __init__(self, hang: float = 60.0) -> None:
         self.wires = Wires()
         transports = [Wire(inner, self.wires) for inner in loopback(RANKS)]
-        self.stations = [Station(MonitorSettings(hang=hang), rank, RANKS) for rank in range(RANKS)]
+        self.stations = [ProcessMonitor(MonitorSettings(hang=hang), rank, RANKS) for rank in range(RANKS)]
         self.engines = [
             Engine(transport, 2, None, station.recorder.group(range(RANKS), rank), station)
             for rank, (transport, station) in enumerate(zip(transports, self.stations, strict=True))
         ]
         self._transports, self._algorithm = transports, build("broadcast", "chain", RANKS, 0)
-        self._coders = [Coder(find("none"), get_device("host"), inline=True) for _ in range(RANKS)]
+        self._coders = [Coder(get_codec("none"), get_device("host"), inline=True) for _ in range(RANKS)]
         self._values = [np.full(COUNT, rank, np.float32) for rank in range(RANKS)]
 
     def begin(self, rank: int) -> Job:
         blocks = Blocks.even(as_buffer(self._values[rank]), 1)
-        layout, engine = Layout(self._algorithm.goal, blocks, blocks, PIECE), self.engines[rank]
+        layout, engine = Layout(self._algorithm.spec, blocks, blocks, PIECE), self.engines[rank]
         task = Task(
             *(self._algorithm, layout, blocks.buffer.dtype, self._coders[rank], self._transports[rank]),
             engine.free_tag(),
@@ -186,8 +186,8 @@ def test_a_rank_that_does_not_join_is_named() -> None:
 
 
 def test_a_verdict_needs_most_of_the_last_looks(ranks: Ranks) -> None:
-    sentry, busy = ranks.engines[0].sentry, Verdict("slow rank", (2,), "slow rank: rank 2", times=3)
-    link = Verdict("slow link", (0, 1), "slow link: 0 to 1")
+    sentry, busy = ranks.engines[0].sentry, Diagnosis("slow rank", (2,), "slow rank: rank 2", times=3)
+    link = Diagnosis("slow link", (0, 1), "slow link: 0 to 1")
     for said in (busy, None, busy, link, busy, busy, None):
         sentry._suspect(said)
     assert not ranks.alarms

@@ -7,20 +7,17 @@ from dataclasses import replace
 import pytest
 from test_topology import two_nodes
 
-from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule import cost
-from mpi_gpucomp.schedule.cost import Coding, Link, chain_seconds
-from mpi_gpucomp.schedule.goal import COLLECTIVES
-from mpi_gpucomp.schedule.presets import preset
+from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.cost import CodecCost, LinkCost, chain_seconds, steps_and_bytes
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import Simulation, simulate
-from mpi_gpucomp.schedule.simulate.clock import Clock
-from mpi_gpucomp.schedule.simulate.network import Flow, Network
-from mpi_gpucomp.schedule.topology import Port, Processor, Topology, even_nodes
-from mpi_gpucomp.schedule.traffic import steps_and_bytes
+from mpi_gpucomp.schedule.simulate.network import Clock, Flow, Network
+from mpi_gpucomp.schedule.topology import Port, ProcessorModel, Topology, even_nodes, preset
 
 MIB = 1 << 20
-WIRE = Link(50e-6, 8e-9)
+WIRE = LinkCost(50e-6, 8e-9)
 
 
 def hosts(ranks: int, ports: tuple[Port, ...] = (), **changes: object) -> Topology:
@@ -40,11 +37,11 @@ def cards(ranks: int) -> tuple[Port, ...]:
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("loops", [1, 2, 37])
 @pytest.mark.parametrize(
-    "coding", [None, Coding(0.7e-9, 0.9e-9, 4.0), Coding(9e-9, 1e-9, 2.0), Coding(1e-9, 9e-9, 2.0)]
+    "coding", [None, CodecCost(0.7e-9, 0.9e-9, 4.0), CodecCost(9e-9, 1e-9, 2.0), CodecCost(1e-9, 9e-9, 2.0)]
 )
-def test_a_chain_takes_what_the_formula_says(ranks: int, loops: int, coding: Coding | None):
+def test_a_chain_takes_what_the_formula_says(ranks: int, loops: int, coding: CodecCost | None):
     found = simulate(build("broadcast", "chain", ranks), hosts(ranks), loops * MIB, MIB, coding)
-    assert found.seconds == pytest.approx(chain_seconds(loops * MIB, MIB, ranks, WIRE, coding or Coding()), rel=1e-9)
+    assert found.seconds == pytest.approx(chain_seconds(loops * MIB, MIB, ranks, WIRE, coding or CodecCost()), rel=1e-9)
 
 
 def test_a_ring_takes_2_n_minus_1_steps_for_each_of_its_two_halves():
@@ -77,7 +74,7 @@ def test_every_algorithm_moves_what_was_counted(collective: str):
 
 
 def test_a_chunk_is_encoded_once_and_decoded_by_all():
-    coding = Coding(1e-9, 1e-9, 2.0)
+    coding = CodecCost(1e-9, 1e-9, 2.0)
     found = simulate(build("broadcast", "tree", 7), hosts(7), 4 * MIB, MIB, coding)
     done = [(record.kind, record.rank) for record in found.records if record.kind != "send"]
     assert done.count(("encode", 0)) == 4
@@ -86,7 +83,7 @@ def test_a_chunk_is_encoded_once_and_decoded_by_all():
 
 
 def test_sums_are_encoded_again_at_every_step():
-    found = simulate(build("reduce", "chain", 4), hosts(4), MIB, MIB, Coding(1e-9, 1e-9, 2.0))
+    found = simulate(build("reduce", "chain", 4), hosts(4), MIB, MIB, CodecCost(1e-9, 1e-9, 2.0))
     kinds = [(record.rank, record.kind) for record in sorted(found.records, key=lambda one: one.start)]
     assert [kind for rank, kind in kinds if rank == 2] == ["reduce", "encode", "send"]
     assert [kind for rank, kind in kinds if rank == 0] == ["reduce"]
@@ -123,9 +120,9 @@ def test_a_share_grows_when_another_leaves():
 
 
 def test_cores_are_shared():
-    coding = Coding(0.0, 20e-9, 4.0)
+    coding = CodecCost(0.0, 20e-9, 4.0)
     own = simulate(build("broadcast", "chain", 5), hosts(5), 8 * MIB, MIB, coding)
-    shared = hosts(5, processors=(Processor(frozenset(range(5)), 1),))
+    shared = hosts(5, processors=(ProcessorModel(frozenset(range(5)), 1),))
     one_core = simulate(build("broadcast", "chain", 5), shared, 8 * MIB, MIB, coding)
     work = 4 * 8 * MIB * coding.decode
     assert work <= one_core.seconds <= work + 1.1 * 2 * MIB * WIRE.per_byte
@@ -134,7 +131,7 @@ def test_cores_are_shared():
 
 def test_the_critical_path_adds_up():
     for name in ("chain", "scatter_allgather"):
-        found = simulate(build("broadcast", name, 4), two_nodes(pairs={}), 8 * MIB, MIB, Coding(1e-9, 1e-9, 2.0))
+        found = simulate(build("broadcast", name, 4), two_nodes(pairs={}), 8 * MIB, MIB, CodecCost(1e-9, 1e-9, 2.0))
         path = found.critical_path()
         assert path[0].what == "rank 0 encodes"
         assert sum(segment.seconds for segment in path) == pytest.approx(found.seconds, rel=0.02)
@@ -171,10 +168,10 @@ def test_what_does_not_fit():
 
 
 def test_chunks_are_neither_short_nor_long():
-    assert cost.usual_chunk(1 << 30, coded=True) == 2 * MIB
-    assert cost.usual_chunk(1, coded=False) == MIB // 4
-    assert [cost.usual_chunk(n * MIB, coded=False) // MIB for n in (64, 256, 1024, 65536)] == [1, 2, 4, 4]
-    assert cost.usual_chunk(64 * MIB, coded=False, shared=True) == 2 * MIB
+    assert cost.default_chunk_bytes(1 << 30, coded=True) == 2 * MIB
+    assert cost.default_chunk_bytes(1, coded=False) == MIB // 4
+    assert [cost.default_chunk_bytes(n * MIB, coded=False) // MIB for n in (64, 256, 1024, 65536)] == [1, 2, 4, 4]
+    assert cost.default_chunk_bytes(64 * MIB, coded=False, shared=True) == 2 * MIB
 
 
 def paper(codec: str | None, algorithm: str, ranks: int, nbytes: int) -> Simulation:

@@ -10,8 +10,8 @@ import pytest
 from test_topology import two_nodes
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.presets import preset
 from mpi_gpucomp.schedule.sketch import Sketch, derived, read_sketch, rotation
+from mpi_gpucomp.schedule.topology import preset
 
 DGX2 = {
     "nnodes": 2,

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 from mpi4py.util.dtlib import to_numpy_dtype
 
-from mpi_gpucomp.comm import specs
+from mpi_gpucomp._call import buffers as specs
 from mpi_gpucomp.device import Device
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,7 +244,7 @@ def test_what_mpi4py_refuses_we_refuse(
         refused = True
     try:
         specs.blocks(spec, blocks=ranks, writable=True, **WHERE)
-    except BufferError:
+    except BufferSpecError:
         assert refused
     else:
         assert not refused
@@ -477,7 +477,7 @@ WRONG = [
 def test_what_is_wrong_is_said_and_mpi4py_refuses_it_too(
     neighbours: Any, spec: Any, ranks: int | None, text: str
 ) -> None:
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         read(spec, ranks, writable=True)
     assert str(caught.value) == f"rank 3: Allgather, received: expected {text}"
     assert (caught.value.rank, caught.value.topic) == (3, WHERE["topic"])
@@ -508,7 +508,7 @@ VECTOR_REMEDY = "Pass a longer buffer, or counts and displacements in elements o
     ],
 )
 def test_vectors_past_the_end_are_refused_before_anything_moves(spec: Any, text: str) -> None:
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         read(spec, 2, writable=True)
     assert str(caught.value) == f"rank 3: Allgather, received: expected {text}"
 
@@ -543,6 +543,6 @@ def test_vectors_past_the_end_are_refused_before_anything_moves(spec: Any, text:
     ],
 )
 def test_counts_past_the_end_are_refused_before_anything_moves(spec: Any, blocks: int, text: str) -> None:
-    with pytest.raises(BufferError) as caught:
+    with pytest.raises(BufferSpecError) as caught:
         specs.blocks(spec, blocks=blocks, writable=True, **WHERE)
     assert str(caught.value) == f"rank 3: Allgather, received: expected {text}"

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from mpi_gpucomp.engine import stalls as module
-from mpi_gpucomp.engine.stalls import HELD_NS, Stalls
-from mpi_gpucomp.monitor.processor import OFTEN, Processor
+from mpi_gpucomp.engine.stalls import HELD_NS, StallDetector
+from mpi_gpucomp.monitor.processor import OFTEN, CpuUsage
 
 MS = 1_000_000
 
 
-class Counts(Processor):
+class Counts(CpuUsage):
     """A processor that has stood still for as long as a test says."""
 
     def __init__(self, still: int) -> None:
@@ -34,10 +34,10 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-def stalls(still: int) -> Stalls:
+def stalls(still: int) -> StallDetector:
     watch = SimpleNamespace(status=lambda: SimpleNamespace(waits={1: "broadcast (call 9)"}))
     station = SimpleNamespace(rank=2, host="h2")
-    return Stalls(cast(Any, watch), cast(Any, station), Counts(still))
+    return StallDetector(cast(Any, watch), cast(Any, station), Counts(still))
 
 
 def test_a_standstill_is_told_after_a_moment(ticks: list[int]) -> None:

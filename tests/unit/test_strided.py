@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_gpucomp.device.strided import coalesce
+from mpi_gpucomp.device.buffer import coalesce
 
 BLOCK = np.arange(2 * 3 * 4 * 5, dtype=np.int32).reshape(2, 3, 4, 5)
 

@@ -9,32 +9,27 @@ import pytest
 from running import Ranks, expected
 from test_topology import two_nodes
 
-from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.check import check
-from mpi_gpucomp.schedule.cost import Coding, Link
-from mpi_gpucomp.schedule.goal import COLLECTIVES
-from mpi_gpucomp.schedule.ir import Algorithm
-from mpi_gpucomp.schedule.plans import Plans, file_name
-from mpi_gpucomp.schedule.presets import preset
+from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.cost import CodecCost, LinkCost
+from mpi_gpucomp.schedule.ir import COLLECTIVES, Algorithm
+from mpi_gpucomp.schedule.library import ScheduleLibrary, file_name
+from mpi_gpucomp.schedule.msccl_xml import XmlHeader, facts, read, write
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.sketch import Sketch
 from mpi_gpucomp.schedule.synth import Synthesis, synthesise
-from mpi_gpucomp.schedule.synth.contiguity import joined
-from mpi_gpucomp.schedule.synth.greedy import greedy
-from mpi_gpucomp.schedule.synth.model import Model
-from mpi_gpucomp.schedule.synth.ordering import ordered
-from mpi_gpucomp.schedule.synth.problem import Problem, chunks_of
-from mpi_gpucomp.schedule.synth.route import route
-from mpi_gpucomp.schedule.topology import Port, Topology, even_nodes
-from mpi_gpucomp.schedule.xml import Facts, facts, read, write
+from mpi_gpucomp.schedule.synth.contiguity import joined, ordered
+from mpi_gpucomp.schedule.synth.problem import Model, Problem, chunks_of
+from mpi_gpucomp.schedule.synth.routes import greedy, route
+from mpi_gpucomp.schedule.topology import Port, Topology, even_nodes, preset
+from mpi_gpucomp.schedule.verify import check
 
 MIB = 1 << 20
 NODES = two_nodes(pairs={}, processors=(), per_chunk=0.0)
 SLOW_HOST = Topology(
     "one slow host",
     even_nodes(4, 1),
-    {"wire": Link(50e-6, 8e-9)},
+    {"wire": LinkCost(50e-6, 8e-9)},
     None,
     "wire",
     {},
@@ -57,7 +52,7 @@ def run(algorithm: Algorithm, codec: str = "none") -> None:
     given = [x.copy() for x in ranks.inputs]
     ranks.drive()
     for rank in range(algorithm.ranks):
-        wanted = expected(algorithm.collective, given, rank, algorithm.goal.root, "sum")
+        wanted = expected(algorithm.collective, given, rank, algorithm.spec.root, "sum")
         if wanted is not None:
             np.testing.assert_array_equal(ranks.outputs[rank], wanted)
 
@@ -121,7 +116,7 @@ def test_symmetry_does_the_same_everywhere():
 
 
 def test_chunks_that_go_together():
-    far = Topology("far apart", even_nodes(3, 1), {"wire": Link(1e-3, 1e-12)}, None, "wire", {(0, 2): None})
+    far = Topology("far apart", even_nodes(3, 1), {"wire": LinkCost(1e-3, 1e-12)}, None, "wire", {(0, 2): None})
     problem = Problem(far, Sketch(chunkup=4), chunks_of("broadcast", 3, 0, 4), 1000, 1)
     timed = ordered(greedy(problem))
     messages = joined(problem, timed, 5.0)
@@ -135,7 +130,7 @@ def test_chunks_that_go_together():
 
 
 def test_at_most_six_go_together():
-    far = Topology("far apart", even_nodes(2, 1), {"wire": Link(1e-3, 1e-12)}, None, "wire")
+    far = Topology("far apart", even_nodes(2, 1), {"wire": LinkCost(1e-3, 1e-12)}, None, "wire")
     problem = Problem(far, Sketch(chunkup=8), chunks_of("scatter", 2, 0, 8), 1000, 1)
     messages = joined(problem, ordered(greedy(problem)), 3.0)
     assert len(messages) == 2
@@ -144,9 +139,9 @@ def test_at_most_six_go_together():
 
 def test_a_codec_moves_the_bottleneck():
     plain = made(NODES, "broadcast")
-    coded = made(NODES, "broadcast", coding=Coding(1e-9, 1e-9, 4.0))
+    coded = made(NODES, "broadcast", coding=CodecCost(1e-9, 1e-9, 4.0))
     assert coded.routing.bottleneck == pytest.approx(plain.routing.bottleneck / 4)
-    slow = made(NODES, "broadcast", coding=Coding(10e-9, 1e-9, 4.0))
+    slow = made(NODES, "broadcast", coding=CodecCost(10e-9, 1e-9, 4.0))
     assert slow.routing.bottleneck == pytest.approx(2 * MIB * 10e-9), "the root encodes every chunk"
 
 
@@ -211,9 +206,9 @@ def test_in_place():
 
 def test_xml_there_and_back():
     algorithm = made(NODES, "allreduce").algorithm
-    text = write(algorithm, Facts("abc", 10, 1 << 40))
-    assert facts(text) == Facts("abc", 10, 1 << 40)
-    assert facts(write(algorithm)) == Facts()
+    text = write(algorithm, XmlHeader("abc", 10, 1 << 40))
+    assert facts(text) == XmlHeader("abc", 10, 1 << 40)
+    assert facts(write(algorithm)) == XmlHeader()
     again = read(text)
     check(again, 1)
     run(again)
@@ -222,14 +217,14 @@ def test_xml_there_and_back():
 def test_a_directory_of_plans(tmp_path: Path):
     ring, tree = build("allreduce", "ring", 4), build("allreduce", "tree", 4)
     chain = build("broadcast", "chain", 4, 2)
-    for algorithm, known in ((ring, Facts("abc", 100, 1000)), (tree, Facts("abc")), (chain, Facts())):
+    for algorithm, known in ((ring, XmlHeader("abc", 100, 1000)), (tree, XmlHeader("abc")), (chain, XmlHeader())):
         (tmp_path / file_name(algorithm, known)).write_text(write(algorithm, known))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "allreduce-4ranks-abc-100-1000.xml",
         "allreduce-4ranks-abc-all.xml",
         "broadcast-4ranks-any-root2-all.xml",
     ]
-    plans = Plans(tmp_path)
+    plans = ScheduleLibrary(tmp_path)
 
     def name(*what: object, **more: bool) -> str | None:
         found = plans.find(*what, **more)  # type: ignore[arg-type]
@@ -241,15 +236,15 @@ def test_a_directory_of_plans(tmp_path: Path):
     assert name("allreduce", 4, 500, in_place=True) is None
     assert name("broadcast", 4, 1, 2) == "chain"
     assert name("broadcast", 4, 1, 1) is None
-    assert Plans(tmp_path, ((0, 1, 2, 3),)).find("allreduce", 4, 500) is None, "their topology is not known"
-    assert Plans(tmp_path, ((0, 1, 2, 3),)).find("broadcast", 4, 500, 2) is not None, "this one is for all"
+    assert ScheduleLibrary(tmp_path, ((0, 1, 2, 3),)).find("allreduce", 4, 500) is None, "their topology is not known"
+    assert ScheduleLibrary(tmp_path, ((0, 1, 2, 3),)).find("broadcast", 4, 500, 2) is not None, "this one is for all"
     with pytest.raises(SpecError, match=r"plans: expected a directory, got '/none/such'\."):
-        Plans("/none/such").find("allreduce", 4, 500)
+        ScheduleLibrary("/none/such").find("allreduce", 4, 500)
 
 
 @pytest.mark.parametrize("nodes", [((0,),), ((0, 1),), ((0, 2, 3), (1,)), ((1,), (0,), (2, 3))])
 def test_few_ranks_and_uneven_nodes(nodes: tuple[tuple[int, ...], ...]):
-    links = {"memory": Link(1e-6, 1e-10), "network": Link(1e-5, 1e-9)}
+    links = {"memory": LinkCost(1e-6, 1e-10), "network": LinkCost(1e-5, 1e-9)}
     topology = Topology("uneven", nodes, links, "memory", "network")
     for collective in COLLECTIVES:
         run(synthesise(topology, collective, MIB, MIB // 4, seconds=0.3).algorithm)

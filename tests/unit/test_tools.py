@@ -14,11 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpi_gpucomp.cli.main import main
+from mpi_gpucomp.cli.output import Progress, table
+from mpi_gpucomp.cli.sample_data import largest_error, like_weights
 from mpi_gpucomp.device import Device, dtype_of_name, library
-from mpi_gpucomp.tools.main import main
-from mpi_gpucomp.tools.progress import Progress
-from mpi_gpucomp.tools.table import table
-from mpi_gpucomp.tools.values import largest_error, like_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
@@ -75,15 +74,15 @@ for name in ("cramjam", "cupy", "cupy_backends", "nvidia", "torch", "ml_dtypes")
     sys.modules[name] = None
 """
 RUN = """
-from mpi_gpucomp.tools.main import main
+from mpi_gpucomp.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 OWN_CODECS = """
 import ctypes, signal, sys
-from mpi_gpucomp.codec.none import Nothing
+from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.codec.registry import register
 
-class Own(Nothing):
+class Own(Raw):
     spec = property(lambda self: self.name)
 
 class Signless(Own):
@@ -113,15 +112,15 @@ for codec in (Signless, Idle, Deaf, Interrupted):
 """
 ODD_CODECS = """
 import sys
-from mpi_gpucomp.codec.none import Nothing
-from mpi_gpucomp.codec.registry import find, register
+from mpi_gpucomp.codec.raw import Raw
+from mpi_gpucomp.codec.registry import get_codec, register
 
-class Clumsy(Nothing):
+class Clumsy(Raw):
     def encode(self, source, to, stream):
         raise ZeroDivisionError("dropped it")
 
 register("clumsy", lambda parameters: Clumsy(), "tests")
-register("picky", lambda parameters: find("none:no"), "tests")
+register("picky", lambda parameters: get_codec("none:no"), "tests")
 """
 
 

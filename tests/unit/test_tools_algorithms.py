@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mpi_gpucomp.collectives import build
-from mpi_gpucomp.schedule.xml import read
-from mpi_gpucomp.tools.main import main
+from mpi_gpucomp.cli.main import main
+from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.msccl_xml import read
 
 ROOT = Path(__file__).resolve().parents[2]
 

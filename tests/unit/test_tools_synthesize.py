@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from test_topology import two_nodes
 
-from mpi_gpucomp.schedule.check import check
-from mpi_gpucomp.schedule.cost import PER_MB, Link
-from mpi_gpucomp.schedule.plans import Plans
+from mpi_gpucomp.cli.main import main
+from mpi_gpucomp.cli.synthesize import _planned
+from mpi_gpucomp.schedule.cost import PER_MB, LinkCost
+from mpi_gpucomp.schedule.documents import write_topology
+from mpi_gpucomp.schedule.library import ScheduleLibrary
+from mpi_gpucomp.schedule.msccl_xml import facts, read
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import WAYS, Port, Topology
-from mpi_gpucomp.schedule.topology_file import write_topology
-from mpi_gpucomp.schedule.xml import facts, read
-from mpi_gpucomp.tools.main import main
-from mpi_gpucomp.tools.synthesize import _planned
+from mpi_gpucomp.schedule.verify import check
 
 MADE = """\
 topology      two nodes (48ee46b5d728)
@@ -40,7 +40,7 @@ def racks(folder: Path, hosts: int, racks: int) -> Topology:
     sets = {frozenset({host}): 20000 for host in range(hosts)} | dict.fromkeys(islands, 40000)
     ports = [Port(f"{sorted(ranks)}, {way}", ranks, way, beta * PER_MB) for ranks, beta in sets.items() for way in WAYS]
     nodes = tuple((host,) for host in range(hosts))
-    made = Topology(f"{racks} racks", nodes, {"lan": Link(5e-5, 20000 * PER_MB)}, None, "lan", ports=tuple(ports))
+    made = Topology(f"{racks} racks", nodes, {"lan": LinkCost(5e-5, 20000 * PER_MB)}, None, "lan", ports=tuple(ports))
     write_topology(made, folder / "racks.json")
     return made
 
@@ -55,13 +55,13 @@ def test_a_file_and_a_directory_of_plans(tmp_path: Path, capsys: pytest.CaptureF
     assert said.splitlines()[-1].startswith(f"written to {plans}/allgather-5ranks-{topology.hash}-")
     check(read(output), 1)
     assert facts(output).topology == topology.hash
-    found = Plans(plans, topology.nodes).find("allgather", 5, 64 << 20)
+    found = ScheduleLibrary(plans, topology.nodes).find("allgather", 5, 64 << 20)
     assert found is not None
     assert found.programs == read(output).programs
-    assert Plans(plans).find("allgather", 5, 64 << 10) is None
+    assert ScheduleLibrary(plans).find("allgather", 5, 64 << 10) is None
     assert main(["explain", "allgather", "--topology", file, "--plans", str(plans), "--codec", "none"]) == 0
     assert capsys.readouterr().out.splitlines()[3].startswith(f"synth_allgather_{topology.hash}  none")
-    assert Plans(plans, ((0, 2), (1, 3), (4,))).find("allgather", 5, 64 << 20) is None
+    assert ScheduleLibrary(plans, ((0, 2), (1, 3), (4,))).find("allgather", 5, 64 << 20) is None
 
 
 def test_no_plan_for_nodes_where_communicators_take_two_levels(
@@ -85,7 +85,7 @@ def test_the_plan_may_be_one_of_the_table(tmp_path: Path, share: float, expected
     said = _planned(made, found, known, args)
     prefix = "tree of the table is quicker, and written to " if expected == "tree" else "written to "
     assert said.startswith(f"{prefix}{plans}/broadcast-4ranks-")
-    plan = Plans(plans, topology.nodes).find("broadcast", 4, 1 << 24)
+    plan = ScheduleLibrary(plans, topology.nodes).find("broadcast", 4, 1 << 24)
     assert plan is not None
     assert plan.name.startswith(expected)
 

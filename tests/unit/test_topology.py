@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import PER_MB, Coding, Handling, Link
-from mpi_gpucomp.schedule.presets import PRESETS, preset
-from mpi_gpucomp.schedule.topology import Port, Processor, Topology, even_nodes
-from mpi_gpucomp.schedule.topology_file import read_topology, write_topology
+from mpi_gpucomp.schedule.cost import PER_MB, CodecCost, LinkCost, MessageCost
+from mpi_gpucomp.schedule.documents import read_topology, write_topology
+from mpi_gpucomp.schedule.topology import PRESETS, Port, ProcessorModel, Topology, even_nodes, preset
 
-FAST, SLOW = Link(2e-6, 150 * PER_MB), Link(60e-6, 8000 * PER_MB)
+FAST, SLOW = LinkCost(2e-6, 150 * PER_MB), LinkCost(60e-6, 8000 * PER_MB)
 
 
 def two_nodes(**changes: Any) -> Topology:
@@ -32,8 +31,8 @@ def two_nodes(**changes: Any) -> Topology:
         "between": "network",
         "pairs": {(0, 3): None},
         "ports": tuple(ports),
-        "codecs": {"zfp:rate=8": Coding(700 * PER_MB, 900 * PER_MB, 4.0)},
-        "processors": (Processor(frozenset(range(4)), 2),),
+        "codecs": {"zfp:rate=8": CodecCost(700 * PER_MB, 900 * PER_MB, 4.0)},
+        "processors": (ProcessorModel(frozenset(range(4)), 2),),
         "per_chunk": 1e-4,
         "source": "by hand",
     }
@@ -56,7 +55,7 @@ def test_links_and_what_they_share():
 
 def test_the_slowest_part_counts():
     port = Port("uplink", frozenset({0, 1}), "out", 1e-6)
-    assert two_nodes(ports=(port,)).alone(1, 2) == Link(60e-6, 1e-6)
+    assert two_nodes(ports=(port,)).alone(1, 2) == LinkCost(60e-6, 1e-6)
     assert two_nodes(ports=(port,)).alone(2, 1) == SLOW
     assert two_nodes().alone(0, 3) is None
 
@@ -71,7 +70,9 @@ def test_a_file_there_and_back(tmp_path: Path):
 
 
 def test_what_messages_cost_ranks_is_in_the_file(tmp_path: Path):
-    topology = two_nodes(handling=Handling(5e-5, 6e-10, 1e-3, 2e-4), processors=(Processor(frozenset(range(4)), 1.25),))
+    topology = two_nodes(
+        handling=MessageCost(5e-5, 6e-10, 1e-3, 2e-4), processors=(ProcessorModel(frozenset(range(4)), 1.25),)
+    )
     write_topology(topology, tmp_path / "topo.json")
     read = read_topology(tmp_path / "topo.json")
     assert read.handling == pytest.approx(topology.handling)
@@ -79,7 +80,7 @@ def test_what_messages_cost_ranks_is_in_the_file(tmp_path: Path):
 
 
 def test_the_hash_knows_the_shape_and_not_the_speeds():
-    same = two_nodes(classes={"memory": FAST, "network": Link(1e-6, 1e-9)}, codecs={}, name="else")
+    same = two_nodes(classes={"memory": FAST, "network": LinkCost(1e-6, 1e-9)}, codecs={}, name="else")
     assert same.hash == two_nodes().hash
     assert two_nodes(pairs={}).hash != two_nodes().hash
     assert two_nodes(nodes=((0, 2), (1, 3))).hash != two_nodes().hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpi_gpucomp.comm.trial import Trial
+from mpi_gpucomp._tuning.tuner import Trial
 
 
 def settle(trial: Trial[str], costs: dict[str, list[float]]) -> list[str]:

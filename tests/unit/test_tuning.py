@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpi_gpucomp.codec.auto import Auto, Coding, Costs
-from mpi_gpucomp.collectives.select import Figures, Link
-from mpi_gpucomp.comm.calibrate import Calibration
-from mpi_gpucomp.comm.forms import FORMS, Place
-from mpi_gpucomp.comm.tuning import CALLS_PER_SAMPLE, EVER, Tuner
+from mpi_gpucomp._call.calls import FORMS, Place
+from mpi_gpucomp._tuning.measure import Calibration
+from mpi_gpucomp._tuning.model import Figures, LinkCost
+from mpi_gpucomp._tuning.tuner import CALLS_PER_SAMPLE, EVER, Tuner
+from mpi_gpucomp.codec.auto import Auto, CodecSpeed, Costs
 
 MEGABYTE = 1 << 20
 GIGABIT = 8e-9
@@ -23,9 +23,9 @@ def nothing(*_):
 
 def tuner(wire: float, own: float) -> Tuner:
     """Know a link of so many seconds per byte, on which MPI's own broadcast to 4 ranks takes so many."""
-    coding = {("none", "uint8"): Coding(0.2e-9, 0.2e-9), ("split", "float32"): Coding(0.6e-9, 0.5e-9)}
+    coding = {("none", "uint8"): CodecSpeed(0.2e-9, 0.2e-9), ("split", "float32"): CodecSpeed(0.6e-9, 0.5e-9)}
     costs = Costs(wire, coding, sample=0.0)
-    figures = Figures(Link(50e-6, wire), ((MEGABYTE, own * MEGABYTE), (64 * MEGABYTE, own * 64 * MEGABYTE)))
+    figures = Figures(LinkCost(50e-6, wire), ((MEGABYTE, own * MEGABYTE), (64 * MEGABYTE, own * 64 * MEGABYTE)))
     made = Tuner(MPI.COMM_SELF, ((0,),), nothing, nothing, nothing, nothing)
     made._known = {name: Calibration(name, 4, figures, costs) for name in ("broadcast", "allreduce")}
     made.codec = Auto(costs)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from mpi_gpucomp.device.workers import Workers, usable_cores
+from mpi_gpucomp.device.host import Workers, usable_cores
 from mpi_gpucomp.errors import SpecError
 
 LONG = 30.0  # seconds after which a test has hung

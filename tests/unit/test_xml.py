@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreter import run
 
-from mpi_gpucomp.collectives import algorithms, build
 from mpi_gpucomp.errors import ScheduleError
 from mpi_gpucomp.schedule import COLLECTIVES, Lane, Place, Step, checked
-from mpi_gpucomp.schedule.check import check
-from mpi_gpucomp.schedule.xml import LARGEST, read, write
+from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.msccl_xml import LARGEST, read, write
+from mpi_gpucomp.schedule.verify import check
 
 RING = """\
 <algo name="allreduce_ring" proto="Simple" nchannels="1" nchunksperloop="2" ngpus="2" coll="allreduce" inplace="1">

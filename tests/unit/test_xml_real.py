@@ -6,10 +6,10 @@ import pytest
 from test_synth import run
 
 from mpi_gpucomp.errors import ScheduleError
-from mpi_gpucomp.schedule.check import check
-from mpi_gpucomp.schedule.presets import preset
+from mpi_gpucomp.schedule.msccl_xml import facts, read
 from mpi_gpucomp.schedule.simulate import simulate
-from mpi_gpucomp.schedule.xml import facts, read
+from mpi_gpucomp.schedule.topology import preset
+from mpi_gpucomp.schedule.verify import check
 
 Step = tuple[str, str, int, str, int, int, int, int]
 

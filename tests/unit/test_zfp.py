@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpi_gpucomp.codec import find
+from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.zfp import Zfp
 from mpi_gpucomp.device import dtype_of_name
 
@@ -179,7 +179,7 @@ def test_decode_and_reduce_rounds_once(name: str, op: str, rate: float, stream: 
 @pytest.mark.parametrize(("name", "most"), [("float16", 32), ("bfloat16", 32), ("float32", 32), ("float64", 64)])
 def test_a_rate_beyond_the_type_is_the_types(name: str, most: int, stream: Stream) -> None:
     values = np.random.default_rng(6).normal(0, 1, 333).astype(FLOATS[name])
-    assert encode(find("zfp:rate=64"), values, stream) == encode(Zfp(most), values, stream)
+    assert encode(get_codec("zfp:rate=64"), values, stream) == encode(Zfp(most), values, stream)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("float16", 9), ("bfloat16", 9), ("float32", 9), ("float64", 12)])

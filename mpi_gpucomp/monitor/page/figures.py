@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpi_gpucomp.monitor.box import CALL, DECODE, ENCODE, KINDS, RECV, SEND
-from mpi_gpucomp.monitor.digest import united
+from mpi_gpucomp.monitor.chrome_trace import spans
+from mpi_gpucomp.monitor.diagnosis import united
 from mpi_gpucomp.monitor.reader import aligned
-from mpi_gpucomp.monitor.trace import spans
+from mpi_gpucomp.monitor.trace_buffer import CALL, DECODE, ENCODE, KINDS, RECV, SEND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from mpi_gpucomp.monitor.box import Box
+    from mpi_gpucomp.monitor.trace_buffer import TraceBuffer
 
 __all__ = ["MOST", "Shares", "for_script", "shares", "size_text", "speed_text"]
 
@@ -67,7 +67,7 @@ def shares(records: npt.NDArray[Any]) -> Shares:
     )
 
 
-def for_script(boxes: Sequence[Box]) -> dict[str, Any]:
+def for_script(boxes: Sequence[TraceBuffer]) -> dict[str, Any]:
     """Return the newest spans of all ranks, in microseconds from the first of them, for the timeline."""
     records = [some[some["complete"] > 0][-MOST:] for some in aligned(boxes)]
     filled = [some for some in records if len(some)]
@@ -90,7 +90,7 @@ def for_script(boxes: Sequence[Box]) -> dict[str, Any]:
     return {"ranks": ranks, "calls": list(titles), "end": whole, "shown": min(shown, whole)}
 
 
-def _rows(box: Box, records: npt.NDArray[Any], first: int, titles: dict[str, int]) -> list[dict[str, Any]]:
+def _rows(box: TraceBuffer, records: npt.NDArray[Any], first: int, titles: dict[str, int]) -> list[dict[str, Any]]:
     names, rows = box.names, []
     for kind in (CALL, ENCODE, SEND, RECV, DECODE):
         some = records[records["kind"] == kind]

@@ -15,7 +15,7 @@ from mpi_gpucomp.monitor.reader import is_alive
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpi_gpucomp.monitor.box import Box, LinkState
+    from mpi_gpucomp.monitor.trace_buffer import LinkState, TraceBuffer
 
 __all__ = ["page"]
 
@@ -24,7 +24,7 @@ SHADES = 6
 KINDS = ("encode", "send", "receive", "decode")
 
 
-def page(boxes: Sequence[Box]) -> str:
+def page(boxes: Sequence[TraceBuffer]) -> str:
     """Make the page of the boxes of all ranks."""
     data = json.dumps(for_script(boxes), separators=(",", ":")).replace("<", "\\u003c")
     head = element(
@@ -46,7 +46,7 @@ def _section(place: str, *inside: str) -> Markup:
     return element("section", element("h2", SECTIONS[place]), *inside, id=place)
 
 
-def _cards(boxes: Sequence[Box]) -> Markup:
+def _cards(boxes: Sequence[TraceBuffer]) -> Markup:
     states = [box.state for box in boxes]
     plain, encoded = sum(state.plain for state in states), sum(state.encoded for state in states)
     found = sum(sum(state.alarms) for state in states)
@@ -77,7 +77,7 @@ def _cards(boxes: Sequence[Box]) -> Markup:
     return element("div", *made, class_="cards", style="margin-top:20px")
 
 
-def _alarms(boxes: Sequence[Box]) -> Markup:
+def _alarms(boxes: Sequence[TraceBuffer]) -> Markup:
     texts = sorted({text for box in boxes for text in box.alarms})
     if not texts:
         return _section("alarms", element("p", "None was raised.", class_="none"))
@@ -95,7 +95,7 @@ def _legend(*extra: tuple[str, str]) -> Markup:
     return element("ul", *items, class_="legend")
 
 
-def _ranks(boxes: Sequence[Box]) -> Markup:
+def _ranks(boxes: Sequence[TraceBuffer]) -> Markup:
     numbers = ("calls", "ratio", "waited for others", "in calls", "encodes", "sends", "waits for messages", "decodes")
     head = [element("th", name) for name in ("rank", "host")]
     head += [element("th", name, class_="number") for name in numbers]
@@ -105,7 +105,7 @@ def _ranks(boxes: Sequence[Box]) -> Markup:
     return _section("ranks", element("p", hint, class_="hint"), _legend(), element("div", table, class_="scroll"))
 
 
-def _rank(box: Box) -> Markup:
+def _rank(box: TraceBuffer) -> Markup:
     state, share = box.state, shares(box.records())
     work = share.encode, share.send, share.receive, share.decode
     bars = [
@@ -120,7 +120,7 @@ def _rank(box: Box) -> Markup:
     return element("tr", *names, *(element("td", cell) for cell in cells), bar)
 
 
-def _links(boxes: Sequence[Box]) -> Markup:
+def _links(boxes: Sequence[TraceBuffer]) -> Markup:
     links: dict[tuple[int, int], list[LinkState]] = {}
     for box in boxes:
         for link in box.links:
@@ -169,7 +169,7 @@ def _timeline() -> Markup:
     return _section("timeline-section", legend, *parts, canvas, nothing)
 
 
-def _about(boxes: Sequence[Box]) -> Markup:
+def _about(boxes: Sequence[TraceBuffer]) -> Markup:
     heads = [box.head for box in boxes]
     doubt = max(head.doubt for head in heads)
     measured = all(head.doubt >= 0 for head in heads)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.build import Plan, i, o, s
+from mpi_gpucomp.schedule.builder import ScheduleBuilder, i, o, s
 from mpi_gpucomp.schedule.synth.problem import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpi_gpucomp.schedule.ir import Place
-    from mpi_gpucomp.schedule.synth.ordering import Timed
+    from mpi_gpucomp.schedule.synth.contiguity import Timed
     from mpi_gpucomp.schedule.synth.problem import Chunk, Problem
 
     Messages = Sequence[Sequence[Timed]]
@@ -31,7 +31,7 @@ leave on another channel than they came on, receiving and sending are lanes of t
 class _Places:
     """Where a chunk of a collective lies on each rank; on one that only passes it on, in scratch."""
 
-    def __init__(self, plan: Plan, problem: Problem) -> None:
+    def __init__(self, plan: ScheduleBuilder, problem: Problem) -> None:
         self._plan, self._problem = plan, problem
         self._each = problem.sketch.chunkup
         self._scratch: defaultdict[int, dict[int, int]] = defaultdict(dict)
@@ -64,7 +64,7 @@ class _Places:
                 return i(min(to) * each + part) if rank == source else o(block) if rank in to else None
 
 
-def keep_own(plan: Plan, each: int) -> None:
+def keep_own(plan: ScheduleBuilder, each: int) -> None:
     """Let every rank keep what is its own from the start."""
     for rank in range(plan.ranks):
         if plan.collective in ("allgather", "alltoall") or (plan.collective == "gather" and rank == plan.root):
@@ -83,7 +83,7 @@ def _depths(messages: Messages) -> dict[tuple[int, int], int]:
     return depths
 
 
-def add_copies(plan: Plan, problem: Problem, messages: Messages, stage: int, *, apart: bool) -> None:
+def add_copies(plan: ScheduleBuilder, problem: Problem, messages: Messages, stage: int, *, apart: bool) -> None:
     """Add the messages of a routing that copies; `apart` keeps receiving and sending in lanes of their own."""
     places, depths = _Places(plan, problem), _depths(messages)
     for message in messages:
@@ -118,7 +118,7 @@ def _channel(stage: int, depth: int, apart: bool) -> int:
     return CHANNELS_EACH * stage + depth % CHANNELS_EACH if apart else stage
 
 
-def add_reductions(plan: Plan, problem: Problem, messages: Messages, stage: int, *, apart: bool) -> None:
+def add_reductions(plan: ScheduleBuilder, problem: Problem, messages: Messages, stage: int, *, apart: bool) -> None:
     """Add the messages of a routing backwards: the last to be sent is the first, and what met is added up."""
     places, depths = _Places(plan, problem), _depths(messages)
     grown: dict[tuple[int, int], Place] = {}
@@ -139,5 +139,5 @@ def add_reductions(plan: Plan, problem: Problem, messages: Messages, stage: int,
             grown[number, receiver] = home
 
 
-def _by_block(plan: Plan) -> bool:
+def _by_block(plan: ScheduleBuilder) -> bool:
     return plan.collective in ("reduce_scatter", "allreduce")

@@ -7,23 +7,22 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.build import Plan, i, o
-from mpi_gpucomp.schedule.check import checked
+from mpi_gpucomp.schedule.builder import ScheduleBuilder, i, o
 from mpi_gpucomp.schedule.cost import FREE
-from mpi_gpucomp.schedule.goal import COLLECTIVES
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.sketch import check_fits, derived
-from mpi_gpucomp.schedule.synth.contiguity import joined
+from mpi_gpucomp.schedule.synth.contiguity import joined, ordered
 from mpi_gpucomp.schedule.synth.lowering import add_copies, add_reductions, keep_own
-from mpi_gpucomp.schedule.synth.ordering import ordered
 from mpi_gpucomp.schedule.synth.problem import MIRRORED, Problem, chunks_of
-from mpi_gpucomp.schedule.synth.route import route
+from mpi_gpucomp.schedule.synth.routes import route
 from mpi_gpucomp.schedule.synth.routing import Routing
+from mpi_gpucomp.schedule.verify import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpi_gpucomp.schedule.cost import Coding
+    from mpi_gpucomp.schedule.cost import CodecCost
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.schedule.sketch import Sketch
     from mpi_gpucomp.schedule.synth.lowering import Messages
@@ -60,7 +59,7 @@ def synthesise(
     *,
     root: int = 0,
     sketch: Sketch | None = None,
-    coding: Coding | None = None,
+    coding: CodecCost | None = None,
     mixed: bool = False,
     in_place: bool = False,
     seconds: float = DEFAULT_SECONDS,
@@ -86,7 +85,7 @@ def synthesise(
     name, in_place = f"synth_{collective}_{topology.hash}", in_place or collective == "broadcast"
 
     def lowered(*, apart: bool) -> Algorithm:
-        plan = Plan(name, collective, topology.ranks, root=root, in_place=in_place)
+        plan = ScheduleBuilder(name, collective, topology.ranks, root=root, in_place=in_place)
         return _lowered(plan, stages, apart=apart)
 
     # A lane that makes a sum is held up by it, for longer than a simulation knows: those are better kept apart.
@@ -105,7 +104,7 @@ def _problem(
     root: int,
     nbytes: int,
     chunk: int,
-    codings: tuple[Coding, ...],
+    codings: tuple[CodecCost, ...],
 ) -> Problem:
     """Return what is to be routed: of a reduction what it is backwards, of an all-reduce both halves at once."""
     copied = "allgather" if collective == "allreduce" else MIRRORED.get(collective, collective)
@@ -122,7 +121,7 @@ def _chunks(collective: str, ranks: int, sketch: Sketch) -> int:
     return sketch.chunkup * (ranks if by_rank else 1)
 
 
-def _lowered(plan: Plan, stages: Sequence[tuple[Problem, Messages]], *, apart: bool) -> Algorithm:
+def _lowered(plan: ScheduleBuilder, stages: Sequence[tuple[Problem, Messages]], *, apart: bool) -> Algorithm:
     """Make a schedule of the stages."""
     sketch = stages[0][0].sketch
     plan.cut(_chunks(plan.collective, plan.ranks, sketch))

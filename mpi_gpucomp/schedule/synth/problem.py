@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.errors import DeviceError, ScheduleError, SpecError
 from mpi_gpucomp.schedule.cost import FREE
 from mpi_gpucomp.schedule.sketch import rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from mpi_gpucomp.schedule.cost import Coding
+    from mpi_gpucomp.schedule.cost import CodecCost
     from mpi_gpucomp.schedule.sketch import Sketch
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["MIRRORED", "Chunk", "Hop", "Problem", "chunks_of"]
+__all__ = ["MIRRORED", "Chunk", "Hop", "Model", "Outcome", "Problem", "chunks_of"]
 
 MIRRORED = {"reduce": "broadcast", "reduce_scatter": "allgather"}
 """Reductions, and what they are backwards."""
@@ -76,7 +76,7 @@ class Problem:
     chunks: list[Chunk]
     piece: float
     loops: float
-    codings: tuple[Coding, ...] = (FREE,)
+    codings: tuple[CodecCost, ...] = (FREE,)
     """The forms that a chunk may travel in: plain, and encoded if there is a second."""
     mirrored: bool = False
     """Whether it is a reduction: messages go the other way, and every one is encoded and decoded again."""
@@ -234,3 +234,139 @@ def _reached(ranks: int, links: list[tuple[int, int]], source: int) -> set[int]:
                 seen.add(other)
                 todo.append(other)
     return seen
+
+
+# A mixed-integer program with names, solved by HiGHS.
+
+GAP = 1e-3
+"""Where the proven gap is below this, a solution counts as the best."""
+
+
+class Outcome(NamedTuple):
+    """A solution: the value of every variable, the objective, and the bound that was proven for it."""
+
+    values: Sequence[float]
+    objective: float
+    bound: float
+    proven: bool
+
+    @property
+    def gap(self) -> float:
+        """Return how much better the best could be at most, as a share of what was found."""
+        return max(0.0, 1 - self.bound / self.objective) if self.objective else 0.0
+
+
+class Model:
+    """Variables and constraints, each with a name, to be minimised."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.names: list[str] = []
+        self._costs: list[float] = []
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+        self._whole: list[bool] = []
+        self.rows: list[tuple[str, list[tuple[int, float]], float, float]] = []
+
+    def binary(self, name: str, cost: float = 0.0) -> int:
+        """Add a choice; return its number."""
+        return self._add(name, cost, 0.0, 1.0, whole=True)
+
+    def real(self, name: str, cost: float = 0.0, lower: float = 0.0, upper: float = float("inf")) -> int:
+        """Add a number, from 0 on unless something else is said."""
+        return self._add(name, cost, lower, upper, whole=False)
+
+    def _add(self, name: str, cost: float, lower: float, upper: float, *, whole: bool) -> int:
+        self.names.append(name)
+        self._costs.append(cost)
+        self._lower.append(lower)
+        self._upper.append(upper)
+        self._whole.append(whole)
+        return len(self.names) - 1
+
+    def aim(self, costs: Mapping[int, float]) -> None:
+        """Minimise something else from now on."""
+        self._costs = [costs.get(number, 0.0) for number in range(len(self.names))]
+
+    def at_most(self, name: str, terms: Sequence[tuple[int, float]], limit: float) -> None:
+        """Let a sum of variables, each with its factor, stay within a limit."""
+        self.rows.append((name, _together(terms), float("-inf"), limit))
+
+    def exactly(self, name: str, terms: Sequence[tuple[int, float]], value: float) -> None:
+        """Let a sum of variables have a value."""
+        self.rows.append((name, _together(terms), value, value))
+
+    def solve(
+        self,
+        seconds: float,
+        start: Mapping[int, float] | None = None,
+        progress: Callable[[float, float], None] | None = None,
+    ) -> Outcome:
+        """Return the best that is found in so many seconds, starting from a solution if there is one.
+
+        `progress` is called with the objective and the bound whenever the solver has news.
+        """
+        solver = self._loaded(seconds)
+        if start is not None:
+            solution = highs().HighsSolution()
+            solution.col_value = [start.get(number, 0.0) for number in range(len(self.names))]
+            solver.setSolution(solution)
+        if progress is not None:
+            solver.cbMipLogging += lambda event: progress(
+                event.data_out.mip_primal_bound, event.data_out.mip_dual_bound
+            )
+        solver.run()
+        info = solver.getInfo()
+        if info.primal_solution_status != 2:
+            raise ScheduleError(
+                "solver",
+                expected=f"a solution within {seconds:g} seconds",
+                got=solver.modelStatusToString(solver.getModelStatus()),
+                remedy="Give it more time, or a sketch with fewer links and more symmetry.",
+            )
+        proven = solver.getModelStatus() == highs().HighsModelStatus.kOptimal
+        objective = info.objective_function_value
+        return Outcome(list(solver.getSolution().col_value), objective, min(info.mip_dual_bound, objective), proven)
+
+    def _loaded(self, seconds: float) -> Any:
+        import numpy as np
+
+        package = highs()
+        lp = package.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self.names), len(self.rows)
+        lp.col_cost_ = np.array(self._costs)
+        lp.col_lower_, lp.col_upper_ = np.array(self._lower), np.array(self._upper)
+        lp.row_lower_ = np.array([low for _, _, low, _ in self.rows])
+        lp.row_upper_ = np.array([high for _, _, _, high in self.rows])
+        terms = [row[1] for row in self.rows]
+        lp.a_matrix_.format_ = package.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.cumsum([0, *map(len, terms)])
+        lp.a_matrix_.index_ = np.array([number for row in terms for number, _ in row], np.int32)
+        lp.a_matrix_.value_ = np.array([factor for row in terms for _, factor in row], np.float64)
+        kinds = package.HighsVarType
+        lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in self._whole]
+        lp.col_names_, lp.row_names_ = self.names, [row[0] for row in self.rows]
+        solver = package.Highs()
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("time_limit", float(seconds))
+        solver.setOptionValue("mip_rel_gap", GAP)
+        solver.passModel(lp)
+        return solver
+
+
+def _together(terms: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Add up the factors of a variable that is there more than once."""
+    found: dict[int, float] = {}
+    for number, factor in terms:
+        found[number] = found.get(number, 0.0) + factor
+    return list(found.items())
+
+
+def highs() -> Any:
+    """Return the solver's package, which is an extra."""
+    try:
+        import highspy
+    except ImportError as error:
+        remedy = "Install the extra: pip install mpi_gpucomp[synth]."
+        raise DeviceError("synthesis", expected="the solver HiGHS (highspy)", got="none", remedy=remedy) from error
+    return highspy

@@ -9,37 +9,86 @@ A path that is better than those in use is taken when the next message begins: w
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from mpi_gpucomp.transport.rails.frames import (
-    ACK,
-    ANNOUNCE,
-    BYE,
-    DATA,
-    EAGER,
-    LETTER,
-    PING,
-    STATE,
-    Header,
-    Item,
-)
-from mpi_gpucomp.transport.rails.health import DEAD, QUIET, judge
-from mpi_gpucomp.transport.rails.losses import Losses
-from mpi_gpucomp.transport.rails.pointers import Have, Receiver, Sender
+from mpi_gpucomp.transport.rails.frames import ACK, ANNOUNCE, BYE, DATA, EAGER, LETTER, PING, STATE, Header, Item
+from mpi_gpucomp.transport.rails.sequence import Have, Receiver, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpi_gpucomp.transport.rails.frames import Payload
-    from mpi_gpucomp.transport.rails.losses import Failover
-    from mpi_gpucomp.transport.rails.path import Path
-    from mpi_gpucomp.transport.rails.traffic import Traffic
+    from mpi_gpucomp.transport.rails.sequence import Key
 
-__all__ = ["Link"]
+__all__ = ["DEAD", "FINE", "IDLE_SECONDS", "QUIET", "Failover", "Losses", "Path", "RailLink", "Traffic", "judge"]
 
 
-class Link:
+# The paths that a link has lost, and how long it took until both ends had agreed where to go on.
+
+
+class Failover(NamedTuple):
+    """A path that was lost, and what that cost."""
+
+    peer: int
+    rail: int
+    reason: str
+    quiet: float
+    """Seconds from the last sign of life to when it was given up."""
+    lost: float | None
+    """Seconds from the last sign of life to when the peers had agreed where to go on; None if they have not yet."""
+
+
+class Losses:
+    """The list of them, for one link."""
+
+    def __init__(self, peer: int, rails: int) -> None:
+        """Begin with none."""
+        self.peer, self.all = peer, list[Failover]()
+        self._theirs = [0] * rails
+        """For each rail, the last generation that the peer is known to have given up."""
+        self._open: dict[int, tuple[Key, float]] = {}
+
+    def add(self, path: Key, reason: str, heard: float, now: float) -> None:
+        """Add a path, given up now, with the time of its last sign of life."""
+        self._open[len(self.all)] = path, heard
+        self.all.append(Failover(self.peer, path.rail, reason, now - heard, None))
+
+    def hear(self, dead: Sequence[int]) -> None:
+        """Take notice of what the peer has given up."""
+        self._theirs = list(map(max, self._theirs, dead))
+
+    def settle(self, dead: Sequence[int], now: float) -> None:
+        """Close the books on those that are given up here (`dead`) and there."""
+        for number, (path, heard) in list(self._open.items()):
+            if path.generation <= min(dead[path.rail], self._theirs[path.rail]):
+                self.all[number] = self.all[number]._replace(lost=now - heard)
+                del self._open[number]
+
+
+# Tells a path that is dead from a peer that has nothing to say.
+#
+# A path that is quiet is asked. A question that reaches the peer's kernel is a sign of life, whatever the peer
+# itself is
+# busy with. One that does not get there in time means that the path is dead.
+
+FINE, QUIET, DEAD = "fine", "quiet", "dead"
+ASK_AFTER = 0.25
+"""The share of the timeout after which a path is asked; the rest is for the answer."""
+IDLE_SECONDS = 5.0
+"""How long a path may be quiet that nobody waits for."""
+
+
+def judge(now: float, heard: float, asked: float, timeout: float, *, busy: bool) -> str:
+    """Return FINE, QUIET (ask now) or DEAD, by when something was heard and asked last."""
+    if asked > heard:
+        return DEAD if now - asked > timeout * (1 - ASK_AFTER) else FINE
+    patience = timeout * ASK_AFTER if busy else max(timeout, IDLE_SECONDS)
+    return QUIET if now - heard > patience else FINE
+
+
+class RailLink:
     """The way to one peer."""
 
     def __init__(self, peer: int, tiers: Sequence[Sequence[int]], traffic: Traffic, timeout: float) -> None:
@@ -61,7 +110,7 @@ class Link:
         """Since when there is no path, if there is none."""
         self.peer_left = False
         self._losses = Losses(peer, rails)
-        self.when_down: Callable[[Link, int, str], None] = lambda link, rail, why: None
+        self.when_down: Callable[[RailLink, int, str], None] = lambda link, rail, why: None
 
     # What is sent
 
@@ -269,3 +318,82 @@ class Link:
                 path.urge(PING)
             elif verdict == DEAD:
                 self.down(path, f"nothing heard for {now - path.heard(now):.2f} s")
+
+
+# What a link carries, as the link sees it.
+
+
+class Traffic(Protocol):
+    """What a link carries, as it needs to know it."""
+
+    def draw(self, peer: int) -> Item | None:
+        """Return the next piece of a message that a peer has room for."""
+        ...
+
+    def room(self, peer: int, header: Header) -> memoryview | None:
+        """Return where a piece of a message goes; None for one that nobody has asked for."""
+        ...
+
+    def landed(self, peer: int, header: Header, rail: int) -> None:
+        """Take notice that a piece is there, and of the rail that it took."""
+        ...
+
+    def heard(self, peer: int, header: Header, payload: Payload, rail: int) -> None:
+        """Take what has arrived in its turn."""
+        ...
+
+    def left(self, item: Item, rail: int) -> None:
+        """Take notice of the rail that something takes."""
+        ...
+
+    def arrived(self, item: Item) -> None:
+        """Take notice that the peer has something that was sent."""
+        ...
+
+    def expects(self, peer: int) -> bool:
+        """Say whether pieces of a message are to come from a peer."""
+        ...
+
+
+# What a path is: one connection to a peer on one rail, in order and reliable as long as it lasts.
+
+
+class Path(ABC):
+    """A connection: it asks its link for frames to send, and hands it those that arrive."""
+
+    def __init__(self, key: Key) -> None:
+        """Be the path of this rail and generation."""
+        self.key = key
+        self.urgent: deque[tuple[int, Payload]] = deque()
+        """What goes ahead of everything else: kind and payload of frames out of sequence."""
+        self.asked = 0.0
+        """When it was asked for a sign of life last."""
+        self.since = time.monotonic()
+        """When it was made."""
+
+    def urge(self, kind: int, payload: Payload = b"") -> None:
+        """Send a frame out of sequence as soon as can be."""
+        self.urgent.append((kind, payload))
+        self.wake()
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Take notice that the link has something to send; nothing is sent before the caller is through."""
+
+    @abstractmethod
+    def heard(self, now: float) -> float:
+        """Return when there was a sign of life last."""
+
+    @abstractmethod
+    def fault(self) -> str | None:
+        """Say why it cannot work, if this end knows: its device has no carrier."""
+
+    @abstractmethod
+    def close(self, quiet: Callable[[], None]) -> None:
+        """Let go of the connection, and hand on nothing more.
+
+        Call `quiet` once, now or later: when nothing can be written to the callers' memory any more, nor read from it.
+        """
+
+    def fade(self) -> None:  # noqa: B027
+        """Go on with that, if it is not over yet: called now and then."""

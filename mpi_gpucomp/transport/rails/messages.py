@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.errors import BufferError
+from mpi_gpucomp.errors import BufferSpecError
 from mpi_gpucomp.transport.base import Transfer
 from mpi_gpucomp.transport.rails.frames import ANNOUNCE, DATA, EAGER, GRANT, LETTER, LOST, Item
 
@@ -89,7 +89,7 @@ class Receiving(_Transfer):
         """Be about to receive so many bytes; what does not fit goes nowhere, and is an error in the end."""
         self.nbytes = self._left = nbytes
         if nbytes > len(self.memory):
-            self.error = BufferError(
+            self.error = BufferSpecError(
                 f"message from rank {self.peer}, tag {self.tag}",
                 expected=f"at most {len(self.memory)} bytes",
                 got=f"{nbytes}",
@@ -184,9 +184,9 @@ class Messages:
     def receive(self, peer: int, tag: int, memory: memoryview) -> Receiving:
         """Start to receive."""
         receiving = Receiving(self, peer, tag, memory)
-        unasked = self._unasked[peer, tag]
-        if unasked:
-            self._meet(receiving, unasked.popleft())
+        probe_any = self._unasked[peer, tag]
+        if probe_any:
+            self._meet(receiving, probe_any.popleft())
         else:
             self._waiting[peer, tag].append(receiving)
         return receiving
@@ -199,14 +199,14 @@ class Messages:
         waiting.remove(receiving)
         return True
 
-    def unasked(self) -> int | None:
+    def probe_any(self) -> int | None:
         """Return the tag of a message that nobody has asked for."""
         return next((tag for (_, tag), arrivals in self._unasked.items() if arrivals), None)
 
     def discard(self, peer: int, tag: int) -> Receiving | None:
         """Receive a message that nobody has asked for into memory of its own."""
-        unasked = self._unasked[peer, tag]
-        return self.receive(peer, tag, memoryview(bytearray(unasked[0].nbytes))) if unasked else None
+        probe_any = self._unasked[peer, tag]
+        return self.receive(peer, tag, memoryview(bytearray(probe_any[0].nbytes))) if probe_any else None
 
     # What peers send
 

@@ -7,22 +7,50 @@ from taking much more than the wire does, so that what is urgent is not behind m
 from __future__ import annotations
 
 import socket
+import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.transport.rails.frames import HEADER_BYTES, Header, broken
-from mpi_gpucomp.transport.rails.path import Path
-from mpi_gpucomp.transport.rails.tcpinfo import confirmed
+from mpi_gpucomp.transport.rails.link import Path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp.transport.rails.devices import Rail
-    from mpi_gpucomp.transport.rails.link import Link
+    from mpi_gpucomp.transport.rails.discovery import Rail
+    from mpi_gpucomp.transport.rails.link import RailLink
     from mpi_gpucomp.transport.rails.loop import Loop
-    from mpi_gpucomp.transport.rails.pointers import Key
+    from mpi_gpucomp.transport.rails.sequence import Key
 
-__all__ = ["TcpPath", "prepare"]
+__all__ = ["Confirmed", "TcpPath", "confirmed", "prepare"]
+
+
+# What the kernel knows of a connection: what the other kernel has confirmed, whatever its process does.
+
+_INFO = struct.Struct("<24xI28xI84xI")
+"""Where the three are in struct tcp_info."""
+
+
+class Confirmed(NamedTuple):
+    """How far what was sent has got."""
+
+    unacked: int
+    """Segments that the other kernel has not confirmed."""
+    last_ack: int
+    """Milliseconds since it confirmed something."""
+    unsent: int
+    """Bytes that have not left yet."""
+
+
+def confirmed(connection: socket.socket) -> Confirmed | None:
+    """Ask; None of a connection that is closed."""
+    if connection.fileno() < 0:
+        return None
+    try:
+        return Confirmed(*_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)))
+    except OSError:
+        return None
+
 
 UNSENT_BYTES = 1 << 20
 """What the kernel takes beyond what is on the wire."""
@@ -45,7 +73,7 @@ def prepare(connection: socket.socket) -> None:
 class TcpPath(Path):
     """A connection to a peer."""
 
-    def __init__(self, key: Key, connection: socket.socket, rail: Rail, link: Link, loop: Loop) -> None:
+    def __init__(self, key: Key, connection: socket.socket, rail: Rail, link: RailLink, loop: Loop) -> None:
         """Take over a connection whose both ends know each other; it is read from now on."""
         super().__init__(key)
         self._socket, self._rail, self._link, self._loop = connection, rail, link, loop

@@ -14,17 +14,17 @@ from mpi4py import MPI
 from mpi_gpucomp.errors import GpucompError, RankFailedError
 from mpi_gpucomp.transport.base import Transport
 from mpi_gpucomp.transport.rails import loop
-from mpi_gpucomp.transport.rails.doors import Doors
+from mpi_gpucomp.transport.rails.connector import Doors
+from mpi_gpucomp.transport.rails.discovery import check_reached, gather
 from mpi_gpucomp.transport.rails.frames import BYE, LETTER, LOST, Item
-from mpi_gpucomp.transport.rails.gathering import check_reached, gather
-from mpi_gpucomp.transport.rails.link import Link
+from mpi_gpucomp.transport.rails.link import RailLink
 from mpi_gpucomp.transport.rails.messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.transport.base import Transfer
-    from mpi_gpucomp.transport.rails.losses import Failover
+    from mpi_gpucomp.transport.rails.link import Failover
     from mpi_gpucomp.transport.rails.messages import Copies
     from mpi_gpucomp.transport.rails.settings import Rails
 
@@ -48,7 +48,7 @@ class RailsTransport(Transport):
     def __init__(self, comm: MPI.Intracomm, settings: Rails) -> None:
         """Let all ranks of a communicator find each other: all raise if one cannot."""
         self.rank, self.size, self._settings, self._caller = comm.rank, comm.size, settings, comm
-        self.kin: list[MPI.Intracomm] = []
+        self.derived_comms: list[MPI.Intracomm] = []
         """Communicators that are revoked when the ranks have lost each other, beside the caller's."""
         self._failure: GpucompError | None = None
         self._closed = False
@@ -57,7 +57,7 @@ class RailsTransport(Transport):
         self._messages = Messages(self.rank, self._post, self._wake, self._loop.held)
         self._messages.fault = self._fault
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        self._links = {peer: Link(peer, gathered.tiers, self._messages, settings.timeout) for peer in peers}
+        self._links = {peer: RailLink(peer, gathered.tiers, self._messages, settings.timeout) for peer in peers}
         for link in self._links.values():
             link.when_down = self._say_down
         self._doors = Doors(self.rank, gathered, self._links, self._loop, max(1.0, settings.timeout))
@@ -101,11 +101,11 @@ class RailsTransport(Transport):
         with self._loop.held():
             return self._messages.receive(peer, tag, _view(address, room))
 
-    def unasked(self) -> int | None:
+    def probe_any(self) -> int | None:
         """Look for a message that nobody has asked for."""
         self._check()
         with self._loop.lock:
-            return self._messages.unasked()
+            return self._messages.probe_any()
 
     def discard(self, peer: int, tag: int) -> Transfer | None:
         """Receive a message into memory of its own."""
@@ -113,14 +113,14 @@ class RailsTransport(Transport):
         with self._loop.held():
             return self._messages.discard(peer, tag)
 
-    def post(self, peer: int, letter: bytes) -> None:
+    def send_control(self, peer: int, letter: bytes) -> None:
         """Send a letter; one who has left reads none."""
         self._check()
         with self._loop.held():
             if not self._links[peer].peer_left:
                 self._post(peer, Item(LETTER, letter))
 
-    def poll(self) -> tuple[int, bytes] | None:
+    def recv_control(self) -> tuple[int, bytes] | None:
         """Return the next letter; behind the last one, raise what has gone wrong."""
         if not self._messages.letters:
             self._check()
@@ -138,7 +138,7 @@ class RailsTransport(Transport):
         with self._loop.held():
             for link in self._links.values():
                 link.post(Item(LOST, self._failure.got.encode()))
-        for comm in (self._caller, *self.kin):
+        for comm in (self._caller, *self.derived_comms):
             try:
                 comm.Revoke()
             except (MPI.Exception, NotImplementedError):
@@ -228,7 +228,7 @@ class RailsTransport(Transport):
             if self._failure is None and not self._closed and not link.peer_left:
                 self._judge(link, now)
 
-    def _judge(self, link: Link, now: float) -> None:
+    def _judge(self, link: RailLink, now: float) -> None:
         """Give a peer up that has not been reached for too long, or whose process is gone."""
         if link.fading and now - min(link.fading.values()) > self._settings.limit:
             self._failure = self._lost(f"a path from rank {self.rank} to rank {link.peer} that does not let go")
@@ -240,7 +240,7 @@ class RailsTransport(Transport):
             why = "nobody listens on its ports any more" if gone else f"all paths are dead for {bare:.1f} s"
             self._failure = self._lost(f"no way from rank {self.rank} to rank {link.peer}: {why}")
 
-    def _say_down(self, link: Link, rail: int, why: str) -> None:
+    def _say_down(self, link: RailLink, rail: int, why: str) -> None:
         left = [self._rails[number].name for number in link.paths]
         on = f"going on over {', '.join(left)}" if left else "no other is left for now"
         _log.warning("rank %d: %s to rank %d is dead (%s); %s", self.rank, self._rails[rail].name, link.peer, why, on)

@@ -14,19 +14,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.transport.rails.frames import HEADER_BYTES, PING, Header, broken
-from mpi_gpucomp.transport.rails.path import Path
-from mpi_gpucomp.transport.rails.plug import PlugError
-from mpi_gpucomp.transport.rails.tcpinfo import confirmed
+from mpi_gpucomp.transport.rails.link import Path
+from mpi_gpucomp.transport.rails.tcp import confirmed
+from mpi_gpucomp.transport.rails.ucx_endpoint import PlugError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp.transport.rails.devices import Rail
+    from mpi_gpucomp.transport.rails.discovery import Rail
     from mpi_gpucomp.transport.rails.frames import Payload
-    from mpi_gpucomp.transport.rails.link import Link
+    from mpi_gpucomp.transport.rails.link import RailLink
     from mpi_gpucomp.transport.rails.loop import Loop
-    from mpi_gpucomp.transport.rails.plug import Plug, Sent
-    from mpi_gpucomp.transport.rails.pointers import Key
+    from mpi_gpucomp.transport.rails.sequence import Key
+    from mpi_gpucomp.transport.rails.ucx_endpoint import Plug, Sent
 
 __all__ = ["UcxPath"]
 
@@ -53,7 +53,7 @@ class _Coming(NamedTuple):
 class UcxPath(Path):
     """An endpoint of a peer, and the connection beside it."""
 
-    def __init__(self, key: Key, beside: socket.socket, plug: Plug, rail: Rail, link: Link, loop: Loop) -> None:
+    def __init__(self, key: Key, beside: socket.socket, plug: Plug, rail: Rail, link: RailLink, loop: Loop) -> None:
         """Take over a plug that is connected, and the connection over which both ends have proved themselves."""
         super().__init__(key)
         self._beside, self._plug, self._rail, self._link, self._loop = beside, plug, rail, link, loop

@@ -1,0 +1,1 @@
+"""The plans of `codec="auto"`: measurement, model, exploration."""
