@@ -316,7 +316,7 @@ class Communicator(Methods):
         roles: Mapping[str, str | Codec] | None = None,
         chunk: int | None = None,
         slots: int = 2,
-        small: int = 1 << 15,
+        passthrough_bytes: int = 1 << 15,
         timeout: float | None = 60.0,
         plans: str | None = None,
         rails: str | Rails | None = None,
@@ -325,7 +325,7 @@ class Communicator(Methods):
         """Let all ranks of `comm` make one, with the same settings.
 
         `roles` gives codecs for kinds of data, such as {"gradients": "bound:rel=1e-3"}; calls say role="gradients".
-        Messages of at most `small` bytes go straight to MPI. So many `slots` run at once, in chunks of `chunk` bytes
+        Messages of at most `passthrough_bytes` bytes go straight to MPI. So many `slots` run at once, in chunks of `chunk` bytes
         (None: 256 KiB to 2 MiB, by length and codec).
         Ranks that wait for each other in a circle get a DeadlockError after `timeout` seconds (None: never).
         `plans` is a directory of synthesised schedules; those made for nodes like these are used where they fit.
@@ -334,7 +334,9 @@ class Communicator(Methods):
         `monitor` says whether to record what goes on (None: as the environment says, which is yes by default).
         """
         paths = chosen(rails) or ""
-        self._settings = Settings(codec, dict(roles or {}), chunk, slots, small, timeout, plans, paths, monitor)
+        self._settings = Settings(
+            codec, dict(roles or {}), chunk, slots, passthrough_bytes, timeout, plans, paths, monitor
+        )
         self._plain: MPI.Intracomm = (comm._plain if isinstance(comm, Communicator) else comm).Dup()
         self._freed = False
         self.rank, self.size = self._plain.rank, self._plain.size
@@ -416,21 +418,21 @@ class Communicator(Methods):
     def _like(self, comm: MPI.Intracomm) -> Communicator:
         return type(self)(comm, **self._settings._asdict())
 
-    def tune(self, *methods: str) -> None:
+    def calibrate(self, *methods: str) -> None:
         """Measure now what codec="auto" decides these methods by, such as "Bcast": all ranks call it together.
 
         Blocking calls do so the first time by themselves. Those with an I cannot wait for others, and are MPI's own
         until their method is known.
         """
-        self._caller.tune(methods or ("Bcast", "Allreduce"))
+        self._caller.calibrate(methods or ("Bcast", "Allreduce"))
 
-    def settle(self, method: str, /, *args: Any, **options: Unpack[CallOptions]) -> str:
+    def autotune(self, method: str, /, *args: Any, **options: Unpack[CallOptions]) -> str:
         """Call a method, by its name, until codec="auto" has found the fastest way for such a message; return which.
 
         All ranks do, together. Without it the first two or three dozen calls of each size take the ways in turns, and
         sums, which are to be the same in every call, go by what the model expects.
         """
-        return self._caller.settle(method, args, options)
+        return self._caller.autotune(method, args, options)
 
     # Names
 

@@ -193,8 +193,8 @@ class _Ours(Contender):
     def prepare(self, message: Message, timed: Callable[[Callable[[], object]], float]) -> None:
         """Let `auto` find the fastest way, as `mpi-tuned` does; calls with an I then know what it has measured."""
         if self._codec.name == "auto":
-            self._ours.tune(message.collective.method)
-            self.note = self._ours.settle(message.collective.method, *_arguments(message), **self._options)
+            self._ours.calibrate(message.collective.method)
+            self.note = self._ours.autotune(message.collective.method, *_arguments(message), **self._options)
 
     def call(self, message: Message) -> None:
         """Call the Communicator's method."""

@@ -143,7 +143,7 @@ class Caller:
             return lambda: self.straight.start(method, form, args, choice, told)
         return lambda: Request(self._submit(form, choice, options, background=True), self.driver, form)
 
-    def settle(self, method: str, args: tuple[Any, ...], options: CallOptions) -> str:
+    def autotune(self, method: str, args: tuple[Any, ...], options: CallOptions) -> str:
         """Make a call until `auto` knows the best way for it, and describe that."""
         self.straight.quick.clear()  # what goes straight to MPI now may find a better way
         self._tuner.settling = True
@@ -159,9 +159,9 @@ class Caller:
         chunk = choice.piece * form.some.buffer.dtype.itemsize
         return f"{choice.algorithm.name}, {choice.codec.spec}, chunks of {chunk >> 10} KiB"
 
-    def tune(self, methods: tuple[str, ...]) -> None:
+    def calibrate(self, methods: tuple[str, ...]) -> None:
         """Measure for `auto` now."""
-        self._chooser.tune(methods)
+        self._chooser.calibrate(methods)
 
     def run(self, name: str, args: tuple[Any, ...], options: CallOptions) -> Request:
         """Start a named collective that was registered."""
@@ -231,7 +231,7 @@ class Caller:
                 name=form.collective,
                 op=form.op,
                 same_everywhere=form.collective in ("allreduce", "allgather"),
-                root_too=form.collective == "broadcast" and options.get("alike", False),
+                root_too=form.collective == "broadcast" and options.get("replicate", False),
                 plain=choice.codec.name == "none",
                 before=packing.fill if packing.needed else None,
                 after=packing.empty if packing.needed else None,

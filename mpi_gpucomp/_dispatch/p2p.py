@@ -617,7 +617,7 @@ class PointToPoint:
         """What messages travel with that no codec was named for; None for MPI's own."""
         self._codec = self._plainest if codec.name in ("none", "auto") else codec
         firsts = LetterFirsts(caller.transport, caller.engine) if railed else MpiFirsts(plain.Dup())
-        self._line = Line(firsts, caller.transport, min(MOST_SHORT, settings.small), caller.group)
+        self._line = Line(firsts, caller.transport, min(MOST_SHORT, settings.passthrough_bytes), caller.group)
 
     def close(self, *, broken: bool) -> None:
         """End the streams; all ranks do, unless some are `broken`, and free the duplicate."""

@@ -31,11 +31,11 @@ class CallOptions(TypedDict, total=False):
     """By which ranks may start it in any order among others with names."""
     priority: int
     """Higher ones are served first on this rank."""
-    alike: bool
+    replicate: bool
     """Of a broadcast: whether the root, too, ends with what a lossy codec makes of its elements."""
     callback: Callable[[], None] | None
     """Called, by the thread that notices, when it is complete."""
-    failed: Callable[[BaseException], None] | None
+    on_error: Callable[[BaseException], None] | None
     """Called in its place, with what went wrong, if it is over and not complete; not by MPI's own."""
 
 
@@ -72,7 +72,7 @@ class Settings(NamedTuple):
     roles: dict[str, str | Codec]
     chunk: int | None
     slots: int
-    small: int
+    passthrough_bytes: int
     timeout: float | None
     plans: str | None = None
     """A directory of synthesised schedules."""

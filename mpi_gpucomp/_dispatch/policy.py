@@ -79,21 +79,21 @@ class Chooser:
             self._tuner.measure(form.collective, form.some.buffer.device)
         return self._tuner.decide(form, form.nbytes, blocking=blocking)
 
-    def tune(self, methods: tuple[str, ...]) -> None:
+    def calibrate(self, methods: tuple[str, ...]) -> None:
         """Measure what these methods need to be known for `auto`: all ranks do, together."""
         for wanted in methods:
             bare = _bare(wanted)
             collective = next((name for name, (method, _) in METHODS.items() if _bare(method) == bare), None)
             if collective is None:
                 raise SpecError(
-                    "tune",
+                    "calibrate",
                     expected=f"some of {', '.join(method for method, _ in METHODS.values())}",
                     got=repr(wanted),
                     remedy="Name the methods that will be called.",
                     rank=self._rank,
                 )
             if not self._tuner.knows(collective):
-                self._meet("tune", collective)
+                self._meet("calibrate", collective)
                 self._tuner.measure(collective, "host")
 
     def _check_mpi_can(self, method: str, form: Form | None, options: CallOptions) -> None:
@@ -145,7 +145,7 @@ class Chooser:
             # Open MPI 5 gives wrong results in MPI_Ialltoallv in place where some counts are 0.
             wrong = form.collective == "alltoall" and form.in_place
             return codec.name in ("none", "auto") and not wrong
-        small, chunk = self._settings.small, self._settings.chunk or DEFAULT_CHUNK
+        small, chunk = self._settings.passthrough_bytes, self._settings.chunk or DEFAULT_CHUNK
         if codec.name == "auto" and self._tuner.knows(form.collective):
             return form.nbytes <= small
         # Without a codec that somebody asked for, a single chunk gains nothing from a schedule.
@@ -212,7 +212,7 @@ class Planned:
 
     def __init__(self, ranks: int, nodes: Nodes, settings: Settings) -> None:
         """Look for plans of ranks that lie on nodes as these do, if there are any."""
-        self._small, self._ranks = settings.small, ranks
+        self._small, self._ranks = settings.passthrough_bytes, ranks
         self._plans = None if settings.plans is None else ScheduleLibrary(settings.plans, nodes)
 
     def options(self, form: Form | None, options: CallOptions) -> CallOptions:

@@ -68,7 +68,7 @@ class Names:
 
     def told(self, name: str, options: CallOptions) -> Callable[[Job], None] | None:
         """Return what is to be called when a job is over: it keeps the name, and calls back."""
-        callback, failed = options.get("callback"), options.get("failed")
+        callback, failed = options.get("callback"), options.get("on_error")
 
         def told(job: Job) -> None:
             if name:

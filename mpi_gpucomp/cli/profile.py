@@ -293,9 +293,9 @@ def handling(comm: MPI.Intracomm, latency: float, cores: float) -> tuple[Message
     from mpi_gpucomp.communicator import Communicator  # here, so that other commands run where there is no MPI
 
     many = np.ones(MANY * CODED // ITEM, np.float32)
-    with Communicator(comm, CODEC, small=0, monitor=False) as ranks:
+    with Communicator(comm, CODEC, passthrough_bytes=0, monitor=False) as ranks:
         coded = _median(comm, ROUNDS, lambda: ranks.Bcast(many, algorithm="chain", chunk=CODED)) / MANY
-    with Communicator(comm, "none", small=0, monitor=False) as ranks:
+    with Communicator(comm, "none", passthrough_bytes=0, monitor=False) as ranks:
         many = many[:MANY]
         together = _median(comm, ROUNDS, lambda: ranks.Bcast(many, algorithm="chain", chunk=ITEM)) / MANY
         alone = _median(comm, SINGLE, lambda: ranks.Bcast(many[:1], algorithm="chain"))

@@ -61,7 +61,7 @@ class GpucompProcessGroup(_Base):  # type: ignore[misc]
         self._line = Line(f"rank {communicator.rank}")
         self._messages = Messages(communicator, self._timeout)
         self._moves, self._sums, self._swaps = map(options.how, ("parameters", "gradients", "activations"))
-        self._broadcasts = options.how("parameters", alike=True)
+        self._broadcasts = options.how("parameters", replicate=True)
 
     @property
     def communicator(self) -> Communicator:
@@ -308,7 +308,7 @@ class Options:
     """Whether the root of a lossy broadcast keeps its exact values, and so differs from the others."""
     chunk: int | None = None
     """Bytes of a chunk; chosen by length and codec if None."""
-    small: int = 1 << 15
+    passthrough_bytes: int = 1 << 15
     """Bytes of the longest message that goes straight to MPI."""
     slots: int = 2
     """How many collectives are under way at once."""
@@ -330,17 +330,17 @@ class Options:
     def straight(self) -> int:
         """Bytes of the longest message that goes straight to MPI: of any, where nothing is ever encoded."""
         codecs = [self.codec, *(self.roles or {}).values()]
-        return ANY_LENGTH if all(get_codec(codec).name == "none" for codec in codecs) else self.small
+        return ANY_LENGTH if all(get_codec(codec).name == "none" for codec in codecs) else self.passthrough_bytes
 
-    def how(self, role: str, *, alike: bool = False) -> CallOptions:
+    def how(self, role: str, *, replicate: bool = False) -> CallOptions:
         """Return what a call of this role says to the communicator: nothing, where that is what it does anyway.
 
         `alike` is for calls that leave all ranks with the same values, unless the policy says otherwise.
         """
         codec = (self.roles or {}).get(role)
         how: CallOptions = {} if codec is None else {"role": role}
-        if alike and not self.exact_root and not get_codec(codec or self.codec).lossless:
-            how["alike"] = True
+        if replicate and not self.exact_root and not get_codec(codec or self.codec).lossless:
+            how["replicate"] = True
         return how
 
 
@@ -370,7 +370,7 @@ def make(seen: Any, options: Any) -> GpucompProcessGroup:
             roles=policy.roles,
             chunk=policy.chunk,
             slots=policy.slots,
-            small=policy.straight,
+            passthrough_bytes=policy.straight,
             timeout=timeout.total_seconds() / LATE,
         )
     finally:

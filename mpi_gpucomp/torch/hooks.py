@@ -85,7 +85,7 @@ class HookState:
             codec=codec,
             name=name,
             callback=lambda: future.set_result(gradient),
-            failed=lambda error: future.set_exception(error),  # type: ignore[arg-type]
+            on_error=lambda error: future.set_exception(error),  # type: ignore[arg-type]
         )
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             request.Wait()  # no thread goes on with it, and DDP would wait for ever

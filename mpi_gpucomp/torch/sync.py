@@ -56,7 +56,7 @@ class ParameterSync:
         name = f"parameters {next(_numbers)}"
         parts = enumerate(_divided([tensor.detach() for tensor in tensors], bucket_bytes))
         self._buckets = [
-            _Bucket(part, communicator, root, codec=codec, name=f"{name}, bucket {n}", alike=not exact_root)
+            _Bucket(part, communicator, root, codec=codec, name=f"{name}, bucket {n}", replicate=not exact_root)
             for n, part in parts
         ]
 
@@ -93,7 +93,7 @@ class _Bucket:
         *,
         codec: str | Codec,
         name: str,
-        alike: bool,
+        replicate: bool,
     ) -> None:
         alone = len(tensors) == 1 and tensors[0].is_contiguous()
         self._is_root, self._alike = communicator.rank == root, alike
@@ -102,7 +102,7 @@ class _Bucket:
         self._tensors: list[torch.Tensor] = [] if alone else tensors
         shares = zip(self._tensors, ends, strict=False)
         self._places = [flat[end - tensor.numel() : end].view(tensor.shape) for tensor, end in shares]
-        self.request = communicator.Bcast_init(flat, root, codec=_fitting(codec, flat), name=name, alike=alike)
+        self.request = communicator.Bcast_init(flat, root, codec=_fitting(codec, flat), name=name, replicate=replicate)
 
     def start(self) -> None:
         """Collect the root's values and start to send them."""

@@ -63,9 +63,9 @@ def options(case: Case) -> list[dict[str, Any]]:
 def communicators(stack: ExitStack) -> dict[str, Communicator]:
     """Make one for which every message is large, one that leaves most to MPI, and one that decides by itself."""
     made = {
-        "split": Communicator(WORLD, "split", small=0, chunk=20_000, roles={"fields": "mpc"}),
+        "split": Communicator(WORLD, "split", passthrough_bytes=0, chunk=20_000, roles={"fields": "mpc"}),
         "none": Communicator(WORLD, "none", roles={"fields": "split"}),
-        "auto": Communicator(WORLD, chunk=20_000, small=1000, roles={"fields": "bound:abs=1e-9"}),
+        "auto": Communicator(WORLD, chunk=20_000, passthrough_bytes=1000, roles={"fields": "bound:abs=1e-9"}),
     }
     return {name: stack.enter_context(comm) for name, comm in made.items()}
 

@@ -172,7 +172,7 @@ def callback_that_raises(ledger: Ledger) -> None:
     """Raise where it is waited for, and let the others hear of it; what follows is right again on all ranks."""
     if SIZE == 1:
         return
-    comm = Communicator(WORLD, "split", small=0)
+    comm = Communicator(WORLD, "split", passthrough_bytes=0)
 
     def fail() -> None:
         raise ValueError("not today")
@@ -228,10 +228,14 @@ def of_one_of_ours(ledger: Ledger) -> None:
     """Make one of one of ours, measure at once, and use it no more once it is freed."""
     with Communicator(WORLD, "mpc") as outer:
         comm = Communicator(outer)
-        comm.tune("Allreduce")
-        wrong = "rank 0: tune: expected some of Bcast, Reduce, Allreduce, Allgather, Reduce_scatter_block, Alltoall, "
+        comm.calibrate("Allreduce")
+        wrong = (
+            "rank 0: calibrate: expected some of Bcast, Reduce, Allreduce, Allgather, Reduce_scatter_block, Alltoall, "
+        )
         wrong += "Gather, Scatter, got 'Bkast'. Name the methods that will be called."
-        ledger.same("tune", error_of_any(lambda: comm.tune("Bkast")), f"SpecError: {wrong.replace('0', str(RANK), 1)}")
+        ledger.same(
+            "tune", error_of_any(lambda: comm.calibrate("Bkast")), f"SpecError: {wrong.replace('0', str(RANK), 1)}"
+        )
         total = ranks()
         comm.Iallreduce(MPI.IN_PLACE, total).Wait()
         ledger.check(summed([total]), "one of ours", total[:5])
@@ -269,7 +273,7 @@ def nothing_is_left(ledger: Ledger, cycles: int) -> None:
     """Make and free communicators, more than an MPI has room for at a time."""
     threads, held = threading.active_count(), get_device("host").pool.statistics.in_use
     for cycle in range(cycles):
-        with Communicator(WORLD, "split", small=0, chunk=5000) as comm:
+        with Communicator(WORLD, "split", passthrough_bytes=0, chunk=5000) as comm:
             total = ranks(2000)
             comm.Allreduce(MPI.IN_PLACE, total[::2])
             if cycle % 10 == 0:

@@ -91,7 +91,7 @@ def compare(comm: Communicator, count: int, dtype: str, **options: object) -> No
 
 @case
 def sizes() -> None:
-    with Communicator(WORLD, codec="split", chunk=CHUNK, small=0) as comm:
+    with Communicator(WORLD, codec="split", chunk=CHUNK, passthrough_bytes=0) as comm:
         for dtype in ("f4", "f8", "i4", "?", "u1"):
             chunk = CHUNK // np.dtype(dtype).itemsize
             for count in (0, 1, 3, chunk - 1, chunk, chunk + 1, 5 * chunk + 7):

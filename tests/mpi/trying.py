@@ -60,7 +60,7 @@ def sums(comm: Communicator) -> bool:
     for settle in (False, True, False):
         total = np.zeros_like(values)
         if settle:
-            comm.settle("Allreduce", values, total)
+            comm.autotune("Allreduce", values, total)
         comm.Allreduce(values, total)
         right.append(bool((total == WORLD.size * (WORLD.size + 1) / 2).all()))
     return all(right)
@@ -69,11 +69,11 @@ def sums(comm: Communicator) -> bool:
 def main() -> None:
     """Print what each rank has seen."""
     with Communicator(WORLD) as comm:
-        comm.tune("Bcast")
+        comm.calibrate("Bcast")
         right = [arrives(comm, root=0)]
         error = heard(comm)
         right += [arrives(comm, root) for root in range(WORLD.size)]
-        comm.settle("Bcast", WEIGHTS.copy())
+        comm.autotune("Bcast", WEIGHTS.copy())
         right += [arrives(comm, root=1)]
         right += [sums(comm)]
         as_if_slow(comm)

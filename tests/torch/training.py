@@ -286,7 +286,9 @@ def sync_batch_norm() -> None:
 
 def lossy() -> None:
     """Gradients and parameters that travel lossy: replicas stay equal, and losses go down as before."""
-    options = mpi_gpucomp.torch.Options(roles={"parameters": "cast:bf16", "gradients": "bound:rel=1e-3"}, small=0)
+    options = mpi_gpucomp.torch.Options(
+        roles={"parameters": "cast:bf16", "gradients": "bound:rel=1e-3"}, passthrough_bytes=0
+    )
     group = dist.new_group(pg_options=options)
     model = DistributedDataParallel(net(), process_group=group)
     optimizer = ZeroRedundancyOptimizer(

@@ -21,7 +21,7 @@ DAMAGED = "The frame was damaged or cut short on its way, or something else wrot
 
 @pytest.fixture
 def comm():
-    with Communicator(MPI.COMM_SELF, codec="split", chunk=4000, small=100) as made:
+    with Communicator(MPI.COMM_SELF, codec="split", chunk=4000, passthrough_bytes=100) as made:
         yield made
 
 
