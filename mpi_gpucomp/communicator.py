@@ -325,8 +325,8 @@ class Communicator(Methods):
         """Let all ranks of `comm` make one, with the same settings.
 
         `roles` gives codecs for kinds of data, such as {"gradients": "bound:rel=1e-3"}; calls say role="gradients".
-        Messages of at most `passthrough_bytes` bytes go straight to MPI. So many `slots` run at once, in chunks of `chunk` bytes
-        (None: 256 KiB to 2 MiB, by length and codec).
+        Messages of at most `passthrough_bytes` are handed to the MPI library. At most `slots` collectives run at
+        once, in chunks of `chunk` bytes (None: 256 KiB to 2 MiB, by message size and codec).
         Ranks that wait for each other in a circle get a DeadlockError after `timeout` seconds (None: never).
         `plans` is a directory of synthesised schedules; those made for nodes like these are used where they fit.
         `rails` are network devices, such as "eth0,eth1": all goes over the first, and over the next when that one

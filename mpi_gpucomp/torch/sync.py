@@ -96,7 +96,7 @@ class _Bucket:
         replicate: bool,
     ) -> None:
         alone = len(tensors) == 1 and tensors[0].is_contiguous()
-        self._is_root, self._alike = communicator.rank == root, alike
+        self._is_root, self._replicate = communicator.rank == root, replicate
         ends = list(accumulate(tensor.numel() for tensor in tensors))
         flat = tensors[0].view(-1) if alone else tensors[0].new_empty(ends[-1])
         self._tensors: list[torch.Tensor] = [] if alone else tensors
@@ -112,7 +112,7 @@ class _Bucket:
 
     def unpack(self) -> None:
         """Put what has arrived where it belongs."""
-        if self._tensors and (self._alike or not self._is_root):
+        if self._tensors and (self._replicate or not self._is_root):
             torch._foreach_copy_(self._tensors, self._places)
 
 
