@@ -71,7 +71,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 def _list(collective: str | None) -> int:
     wanted = TABLE if collective is None else [collective]
-    rows = [(name, row.name, row.does, row.good_for) for name in wanted for row in algorithms(name)]
+    rows = [(name, row.name, row.description, row.best_for) for name in wanted for row in algorithms(name)]
     print(table(HEADER, rows))
     return 0
 
@@ -117,7 +117,7 @@ def draw(algorithm: Algorithm) -> str:
 def _peers(lane: Lane) -> str:
     receive = "" if lane.receive is None else f" from {lane.receive}"
     send = "" if lane.send is None else f" to {lane.send}"
-    form = ", not encoded" if lane.plain else ""
+    form = ", not encoded" if lane.raw else ""
     return f":{receive}{send}, channel {lane.channel}{form}" if receive or send else ": inside the rank"
 
 

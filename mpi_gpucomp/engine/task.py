@@ -196,7 +196,7 @@ class Steps:
 
     def _send_version(self, state: LaneState, version: ChunkValue, loop: int, source: Buffer) -> Moves:
         """Send a chunk in the frame that it came in or that another lane has made, or make one."""
-        key, uses = (loop, version, state.lane.plain), version.wanted(state.lane.plain)
+        key, uses = (loop, version, state.lane.raw), version.wanted(state.lane.raw)
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _Shared(uses)
@@ -228,7 +228,7 @@ class Steps:
             yield state.staging.available
         frame = state.staging.take()
         self._encoding += 1
-        posted, coder, raw = perf_counter_ns(), self._coder, state.lane.plain
+        posted, coder, raw = perf_counter_ns(), self._coder, state.lane.raw
         coding = coder.copy(source, frame.memory) if self._plain else coder.encode(source, frame.memory, loop, raw=raw)
         frame.nbytes = yield from coding
         self._encoding -= 1
@@ -262,7 +262,7 @@ class Steps:
         if step.sends:
             version = self._versions.written[key][chunk] if step.target and not temporary else ChunkValue(final=False)
             out = yield from self._encode(state, target, loop, settle=self._settles and version.final)
-            self._keep(version, loop, out, plain=state.lane.plain)
+            self._keep(version, loop, out, plain=state.lane.raw)
             self._wire.post(state, out)
         if temporary:
             stream.release(temporary)
@@ -318,7 +318,7 @@ def _comes_plain(algorithm: Algorithm, rank: int) -> list[bool]:
         (sender, lane.channel)
         for sender, program in enumerate(algorithm.programs)
         for lane in program.lanes
-        if lane.plain and lane.send == rank
+        if lane.raw and lane.send == rank
     }
     return [(lane.receive, lane.channel) in plain for lane in algorithm.programs[rank].lanes]
 

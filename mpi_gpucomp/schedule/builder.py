@@ -98,7 +98,7 @@ def _program(goal: CollectiveSpec, rank: int, actions: list[Action]) -> Program:
     for group, after in zip(groups, _dependencies(groups, flow), strict=True):
         steps[group.lane].append(_step([actions[n] for n in group.members], group, flow, after))
     made = tuple(_lane(connections, own) for connections, own in zip(lanes, steps, strict=True))
-    return Program(goal.inputs(rank), goal.outputs(rank), _scratch(made), made)
+    return Program(goal.input_chunks(rank), goal.output_chunks(rank), _scratch(made), made)
 
 
 def _goes_nowhere(action: Action, memory: Memory) -> bool:
@@ -267,7 +267,7 @@ class ScheduleBuilder:
         self.name, self.collective, self.ranks, self.root, self.in_place = name, collective, ranks, root, in_place
         self.nodes = nodes or [range(ranks)]
         self.chunks = ranks if COLLECTIVES[collective].blocks else 1
-        self.plain_channels: set[int] = set()
+        self.raw_channels: set[int] = set()
         """Channels whose messages are not encoded, also where a codec is used."""
         self._actions: list[Action] = []
         self._round: list[_Transfer] | None = None
@@ -322,10 +322,10 @@ class ScheduleBuilder:
         return Algorithm(self.name, self.collective, self.ranks, self.chunks, self.in_place, programs, root)
 
     def _marked(self, program: Program) -> Program:
-        if not self.plain_channels:
+        if not self.raw_channels:
             return program
         lanes = (
-            replace(lane, plain=lane.send is not None and lane.channel in self.plain_channels) for lane in program.lanes
+            replace(lane, raw=lane.send is not None and lane.channel in self.raw_channels) for lane in program.lanes
         )
         return replace(program, lanes=tuple(lanes))
 

@@ -7,7 +7,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.schedule.verify.deadlock import executable, paired
-from mpi_gpucomp.schedule.verify.diagnostics import Spot
+from mpi_gpucomp.schedule.verify.diagnostics import StepRef
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
@@ -140,10 +140,10 @@ def steps_and_bytes(algorithm: Algorithm) -> TrafficCount:
 
 def _longest_chain(algorithm: Algorithm) -> int:
     pairs = paired(algorithm)
-    length: dict[Spot, int] = {}
+    length: dict[StepRef, int] = {}
     for spot in executable(algorithm, pairs):
         step = algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step]
-        before = [length[Spot(spot.rank, *other)] for other in step.after]
+        before = [length[StepRef(spot.rank, *other)] for other in step.after]
         if spot.step:
             before.append(length[spot._replace(step=spot.step - 1)])
         if spot in pairs.send_of:

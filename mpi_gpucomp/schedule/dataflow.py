@@ -56,7 +56,7 @@ class Versions:
         cells = [ChunkValue(final=memory.may_write(cell), given=True) for cell in range(memory.size)]
         found = cls()
         for key, step in _in_order(program):
-            found._follow(key, step, program.lanes[key[0]].plain, memory, cells)
+            found._follow(key, step, program.lanes[key[0]].raw, memory, cells)
         return found
 
     def kept(self, lane: int) -> int:

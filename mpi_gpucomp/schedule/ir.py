@@ -1,27 +1,52 @@
-"""What a schedule is: an algorithm is one program per rank, a program is lanes, a lane is steps in order.
+"""The intermediate representation of schedules, and the collectives that they implement.
 
-One *loop* of an algorithm moves `chunks` chunks of the user's data, and a message is as many loops as it takes. Loops
-touch disjoint data, and every loop has scratch of its own. The rules by which a program runs:
+An `Algorithm` has one `Program` per rank, a program has lanes, and a `Lane` has steps in order. One *loop* of an
+algorithm moves `chunks` chunks; a message takes as many loops as it needs. Loops use disjoint data and disjoint
+scratch. Execution rules:
 
-- The steps of a lane run in order, loop after loop. Lanes run through the loops independently: one lane may be in
-  loop 3 while another is in loop 1, and that is what fills a pipeline.
-- A step waits, besides, for the steps of other lanes that its `after` names, in the same loop of the same rank.
-- Messages from one rank to another on one channel arrive in order. On each rank one lane at most sends to a peer on a
-  channel, and one at most receives from it.
-- A message goes chunk by chunk. A send is done once its data has been taken, whether or not the peer has it: a runtime
-  holds one chunk at least for each pair of ranks and channel, or two that exchange chunks would wait for each other.
+- The steps of a lane run in order, loop after loop. Lanes advance independently: one lane may be in loop 3 while
+  another is in loop 1, which fills the pipeline.
+- A step also waits for the steps of other lanes listed in its `after`, in the same loop of the same rank.
+- Messages between two ranks on one channel arrive in order. On each rank at most one lane sends to a given peer on a
+  given channel, and at most one receives from it.
+- Messages move chunk by chunk. A send completes once its data has been taken, whether or not the peer has received it.
+  A runtime must buffer at least one chunk per (sender, receiver, channel), or two ranks that exchange chunks deadlock.
 
-| kind | means |
+| kind | meaning |
 |---|---|
 | s    | send `source` |
 | r    | receive into `target` |
-| rcs  | receive into `target`, and send on what was received |
-| rrs  | receive, reduce with `source`, send the result, keep nothing |
+| rcs  | receive into `target` and forward the received chunk |
+| rrs  | receive, reduce with `source`, send the result, store nothing |
 | rrc  | receive, reduce with `source`, store in `target` |
 | rrcs | receive, reduce with `source`, store in `target` and send |
 | cpy  | copy `source` to `target` |
 | re   | reduce `source` into `target` |
-| nop  | nothing, but wait |
+| nop  | no operation; only waits for its dependencies |
+
+A collective is a precondition and a postcondition on the buffers of each rank. With n ranks and `chunks` chunks in a
+loop, a block (one rank's share) has k = chunks / n chunks:
+
+| collective     | input                  | output                   | aliasing if in place                       |
+|----------------|------------------------|--------------------------|--------------------------------------------|
+| broadcast      | root: chunks           | all: chunks              | i[j] is o[j], on every rank                |
+| reduce         | all: chunks            | root: chunks             | root: i[j] is o[j]; other ranks have no o  |
+| allreduce      | all: chunks            | all: chunks              | i[j] is o[j]                               |
+| allgather      | all: k                 | all: n k, in rank order  | i[j] is o[rank k + j]                      |
+| reduce_scatter | all: n k, by receiver  | all: k                   | o[j] is i[rank k + j]                      |
+| alltoall       | all: n k, by receiver  | all: n k, by sender      | i[j] is o[j]                               |
+| gather         | all: k                 | root: n k, in rank order | root: i[j] is o[rank k + j]                |
+| scatter        | root: n k, by receiver | all: k                   | root: o[j] is i[rank k + j]                |
+
+The input is the caller's send buffer and is read-only unless it aliases the output. The exception is an in-place
+reduce-scatter, which may overwrite all of its input.
+
+The runtime divides a message into loops. It cuts the vector, or each block, into chunks and assigns one to each chunk
+of each loop. Blocks may have their own counts and displacements (the v-variants), and chunks may have different lengths
+or be empty. Block b of a buffer is its chunks b k to b k + k - 1. Scratch has no blocks: a scratch chunk is as long as
+the longest chunk.
+
+MPI's in-place reduce-scatter leaves its result at the start of the buffer: run it with a separate output.
 """
 
 from __future__ import annotations
@@ -32,66 +57,86 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["COLLECTIVES", "KINDS", "Algorithm", "Collective", "CollectiveSpec", "Lane", "Place", "Program", "Step"]
-
-
-# A collective as a goal: what the buffers of each rank hold before a loop, and what they must hold after it.
-#
-# With n ranks and `chunks` chunks in a loop, of which k = chunks / n belong to each rank where data is per rank:
-#
-# | collective     | input                      | output                     | where both are one memory (in place)    |
-# |----------------|----------------------------|----------------------------|-----------------------------------------|
-# | broadcast      | root: chunks               | all: chunks                | i[j] is o[j], on every rank             |
-# | reduce         | all: chunks                | root: chunks               | root: i[j] is o[j]; others have i alone |
-# | allreduce      | all: chunks                | all: chunks                | i[j] is o[j]                            |
-# | allgather      | all: k                     | all: n k, in rank order    | i[j] is o[rank k + j]                   |
-# | reduce_scatter | all: n k, by receiver      | all: k                     | o[j] is i[rank k + j]                   |
-# | alltoall       | all: n k, by receiver      | all: n k, by sender        | i[j] is o[j]                            |
-# | gather         | all: k                     | root: n k, in rank order   | root: i[j] is o[rank k + j]             |
-# | scatter        | root: n k, by receiver     | all: k                     | root: o[j] is i[rank k + j]             |
-#
-# The input is the caller's send buffer and stays as it is, unless it is one memory with the output. Only a
-# reduce-scatter in place may also use the rest of its input as it likes.
-#
-# How a message of any length becomes loops is the runtime's choice. It cuts the vector (or each block, which is one
-# rank's share and may have a count and displacement of its own, as in the v-variants) into pieces, and gives each loop
-# one piece per chunk; pieces may be of different length, and empty. Block b of a buffer is its chunks b k to b k +
-# k - 1.
-# Scratch has no block: a chunk of it takes any piece, so it is as long as the longest.
-#
-# MPI's own in-place reduce-scatter wants its result at the start of the buffer: run it with the output elsewhere.
+__all__ = [
+    "COLLECTIVES",
+    "COLLECTIVE_OF",
+    "KINDS",
+    "PASSTHROUGH_METHODS",
+    "Algorithm",
+    "Collective",
+    "CollectiveSpec",
+    "Lane",
+    "Place",
+    "Program",
+    "Step",
+]
 
 
 class Collective(NamedTuple):
-    """The kind of a collective: has it a root, has each rank a block of its own, are contributions reduced."""
+    """A collective: its names, and the shape of its buffers."""
 
-    rooted: bool
-    blocks: bool
-    reduces: bool
+    name: str
+    mpi_name: str
+    """The name in MPI, in lower case."""
+    methods: tuple[str, ...]
+    """The mpi4py methods that it implements; the first takes one count for all ranks."""
+    rooted: bool = False
+    """True if it has a root."""
+    reduces: bool = False
+    """True if it reduces the contributions of the ranks."""
+    block_input: bool = False
+    """True if the input of a rank is one block."""
+    block_output: bool = False
+    """True if the output of a rank is one block."""
+    blocks: bool = False
+    """True if the longer buffer has one block for each rank."""
+
+    @property
+    def method(self) -> str:
+        """Return the mpi4py method that takes one count for all ranks."""
+        return self.methods[0]
+
+    @property
+    def block_buffers(self) -> tuple[bool, ...]:
+        """Return, for each buffer argument of `method`, True if it is one block and False if it is a whole vector."""
+        return (self.block_output,) if self.name == "broadcast" else (self.block_input, self.block_output)
 
 
 COLLECTIVES = {
-    "broadcast": Collective(rooted=True, blocks=False, reduces=False),
-    "reduce": Collective(rooted=True, blocks=False, reduces=True),
-    "allreduce": Collective(rooted=False, blocks=False, reduces=True),
-    "allgather": Collective(rooted=False, blocks=True, reduces=False),
-    "reduce_scatter": Collective(rooted=False, blocks=True, reduces=True),
-    "alltoall": Collective(rooted=False, blocks=True, reduces=False),
-    "gather": Collective(rooted=True, blocks=True, reduces=False),
-    "scatter": Collective(rooted=True, blocks=True, reduces=False),
+    one.name: one
+    for one in (
+        Collective("broadcast", "bcast", ("Bcast",), rooted=True),
+        Collective("reduce", "reduce", ("Reduce",), rooted=True, reduces=True),
+        Collective("allreduce", "allreduce", ("Allreduce",), reduces=True),
+        Collective("allgather", "allgather", ("Allgather", "Allgatherv"), block_input=True, blocks=True),
+        Collective(
+            "reduce_scatter",
+            "reduce_scatter",
+            ("Reduce_scatter_block", "Reduce_scatter"),
+            reduces=True,
+            block_output=True,
+            blocks=True,
+        ),
+        Collective("alltoall", "alltoall", ("Alltoall", "Alltoallv"), blocks=True),
+        Collective("gather", "gather", ("Gather", "Gatherv"), rooted=True, block_input=True, blocks=True),
+        Collective("scatter", "scatter", ("Scatter", "Scatterv"), rooted=True, block_output=True, blocks=True),
+    )
 }
-"""All collectives, in the order in which they are listed."""
+"""All collectives by name, in the order in which they are listed."""
 
-SMALL_INPUT = ("allgather", "gather")
-SMALL_OUTPUT = ("reduce_scatter", "scatter")
+COLLECTIVE_OF = {method: one.name for one in COLLECTIVES.values() for method in one.methods}
+"""The collective of each mpi4py method."""
+
+PASSTHROUGH_METHODS = ("Scan", "Exscan")
+"""Collective methods that have no schedule: they always use native MPI."""
 
 
 @dataclass(frozen=True)
 class CollectiveSpec:
-    """What a collective must achieve in one loop.
+    """The precondition and postcondition of one loop of a collective.
 
-    What a place holds is written as one number, its contents: the ranks that have contributed as its lowest bits, one
-    for each rank, and above them which chunk of their inputs it is. 0: nothing is there yet.
+    The value of a chunk is an integer: the lowest `ranks` bits are the set of ranks that have contributed, the bits
+    above them the index of the chunk in the contributors' inputs. 0 means that nothing has been written.
     """
 
     collective: str
@@ -102,50 +147,50 @@ class CollectiveSpec:
 
     @property
     def block(self) -> int:
-        """Return the chunks of one rank's share."""
+        """Return the number of chunks in a block."""
         return self.chunks // self.ranks
 
-    def inputs(self, rank: int) -> int:
+    def input_chunks(self, rank: int) -> int:
         """Return the length of a rank's input, in chunks."""
-        if self.collective in SMALL_INPUT:
+        if COLLECTIVES[self.collective].block_input:
             return self.block
         shared = self.collective == "broadcast" and self.in_place
         only_root = self.collective in ("broadcast", "scatter") and not shared
         return self.chunks if rank == self.root or not only_root else 0
 
-    def outputs(self, rank: int) -> int:
+    def output_chunks(self, rank: int) -> int:
         """Return the length of a rank's output, in chunks."""
-        if self.collective in SMALL_OUTPUT:
+        if COLLECTIVES[self.collective].block_output:
             return self.block
         only_root = self.collective in ("reduce", "gather")
         return self.chunks if rank == self.root or not only_root else 0
 
-    def shared(self, rank: int) -> bool:
-        """Say whether input and output of a rank are one memory."""
-        return self.in_place and self.inputs(rank) > 0 and self.outputs(rank) > 0
+    def aliased(self, rank: int) -> bool:
+        """Return True if the input and output of a rank share memory."""
+        return self.in_place and self.input_chunks(rank) > 0 and self.output_chunks(rank) > 0
 
     def contribution(self, rank: int, chunk: int) -> int:
-        """Return the contents that are a chunk of one rank's input."""
+        """Return the value of a chunk of one rank's input."""
         return chunk << self.ranks | 1 << rank
 
     def total(self, chunk: int) -> int:
-        """Return the contents that are the sum of a chunk of all ranks' inputs."""
+        """Return the value of a chunk reduced over all ranks."""
         return (chunk + 1 << self.ranks) - 1
 
-    def parts(self, contents: int) -> tuple[int, list[int]]:
-        """Return which chunk it is, and the ranks that have contributed."""
-        return contents >> self.ranks, [rank for rank in range(self.ranks) if contents >> rank & 1]
+    def decompose(self, value: int) -> tuple[int, list[int]]:
+        """Return the chunk index of a value, and the ranks that have contributed to it."""
+        return value >> self.ranks, [rank for rank in range(self.ranks) if value >> rank & 1]
 
-    def given(self, rank: int) -> list[int]:
-        """Return what each chunk of a rank's input holds at the start."""
+    def precondition(self, rank: int) -> list[int]:
+        """Return the value of each chunk of a rank's input before the loop."""
         if self.collective in ("broadcast", "scatter") and rank != self.root:
-            return [0] * self.inputs(rank)
-        return [self.contribution(rank, chunk) for chunk in range(self.inputs(rank))]
+            return [0] * self.input_chunks(rank)
+        return [self.contribution(rank, chunk) for chunk in range(self.input_chunks(rank))]
 
-    def wanted(self, rank: int) -> list[int]:
-        """Return what each chunk of a rank's output must hold at the end."""
+    def postcondition(self, rank: int) -> list[int]:
+        """Return the value that each chunk of a rank's output must have after the loop."""
         own = rank * self.block
-        chunks = range(self.outputs(rank))
+        chunks = range(self.output_chunks(rank))
         match self.collective:
             case "broadcast":
                 return [self.contribution(self.root, chunk) for chunk in chunks]
@@ -177,62 +222,63 @@ class Place:
     offset: int
 
     def __str__(self) -> str:
-        """Write it as programmers do."""
+        """Return it in index notation, such as o[3]."""
         return f"{self.buffer}[{self.offset}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a lane does with `count` chunks from each place on, once the steps in `after` are done."""
+    """One instruction of a lane on `count` consecutive chunks, started when the steps in `after` have completed."""
 
     kind: str
     source: Place | None = None
     target: Place | None = None
     count: int = 1
     after: tuple[tuple[int, int], ...] = ()
+    """Dependencies: (lane, step) pairs of the same program."""
 
     @property
     def sends(self) -> bool:
-        """Say whether a message leaves."""
+        """Return True if the step sends a message."""
         return self.kind in SENDS
 
     @property
     def receives(self) -> bool:
-        """Say whether a message is taken."""
+        """Return True if the step receives a message."""
         return self.kind in RECEIVES
 
     @property
     def reduces(self) -> bool:
-        """Say whether two operands become one."""
+        """Return True if the step reduces two operands."""
         return self.kind in REDUCES
 
     @property
     def reads(self) -> tuple[Place, ...]:
-        """Return where it reads; a local reduction reads its target too."""
+        """Return the places that the step reads; a local reduction also reads its target."""
         source = (self.source,) if self.source and self.kind in HAS_SOURCE else ()
         return (*source, self.target) if self.kind == "re" and self.target else source
 
     @property
     def writes(self) -> Place | None:
-        """Return where it writes."""
+        """Return the place that the step writes."""
         return self.target if self.kind in HAS_TARGET else None
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Steps in order, with one rank at most to send to and one to receive from, on one channel."""
+    """Steps in order, with at most one peer to send to and one to receive from, on one channel."""
 
     send: int | None
     receive: int | None
     channel: int
     steps: tuple[Step, ...]
-    plain: bool = False
-    """Whether what it sends goes as it is, also where a codec is used; what it passes on goes as it came."""
+    raw: bool = False
+    """True if it sends raw frames even when a codec is in use; forwarded frames keep their form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one rank does in a loop, and how many chunks of input, output and scratch it has."""
+    """The lanes of one rank, and the lengths of its input, output and scratch in chunks."""
 
     input_chunks: int
     output_chunks: int
@@ -240,7 +286,7 @@ class Program:
     lanes: tuple[Lane, ...]
 
     def steps(self) -> Iterator[tuple[int, int, Step]]:
-        """Yield every step with its lane's number and its own."""
+        """Yield the lane number, step number and step of every step."""
         for number, lane in enumerate(self.lanes):
             for index, step in enumerate(lane.steps):
                 yield number, index, step
@@ -248,17 +294,18 @@ class Program:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to do a collective among so many ranks; `chunks` and the buffers are explained in `schedule.spec`."""
+    """A schedule of a collective for a fixed number of ranks: one program per rank."""
 
     name: str
     collective: str
     ranks: int
     chunks: int
+    """Chunks in a loop."""
     in_place: bool
     programs: tuple[Program, ...]
     root: int | None = None
 
     @property
     def spec(self) -> CollectiveSpec:
-        """Return what must hold before and after."""
+        """Return the precondition and postcondition of a loop."""
         return CollectiveSpec(self.collective, self.ranks, self.chunks, self.root or 0, self.in_place)

@@ -24,7 +24,7 @@ __all__ = ["XmlHeader", "facts", "read", "write"]
 LARGEST = 64 << 20
 """Longer files are refused before they are parsed."""
 
-SPELLINGS = {name.replace("_", ""): name for name in COLLECTIVES} | {"bcast": "broadcast"}
+SPELLINGS = {name.replace("_", ""): one.name for one in COLLECTIVES.values() for name in (one.name, one.mpi_name)}
 BUFFERS = ("i", "o", "s")
 MOST_BYTES = (1 << 63) - 1
 """What a file without `maxBytes` is good for."""
@@ -220,7 +220,7 @@ def _write_lanes(gpu: ElementTree.Element, program: Program) -> None:
         peers = {"send": block.send, "recv": block.receive}
         known = {name: str(-1 if peer is None else peer) for name, peer in peers.items()}
         tb = ElementTree.SubElement(gpu, "tb", {"id": str(lane), **known, "chan": str(block.channel)})
-        if block.plain:
+        if block.raw:
             tb.set("plain", "1")
         for index, step in enumerate(block.steps):
             for at, other in enumerate(step.after[1:]):

@@ -11,8 +11,9 @@ import pytest
 from interpreter import run
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule import COLLECTIVES, Algorithm, steps_and_bytes
+from mpi_gpucomp.schedule import COLLECTIVES, Algorithm, CollectiveSpec, steps_and_bytes
 from mpi_gpucomp.schedule.algorithms import TABLE, algorithms, build
+from mpi_gpucomp.schedule.ir import COLLECTIVE_OF, PASSTHROUGH_METHODS
 from mpi_gpucomp.schedule.verify import check
 
 NAMES = [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
@@ -25,6 +26,34 @@ def roots(collective: str, ranks: int) -> list[int]:
     if not COLLECTIVES[collective].rooted:
         return [0]
     return list(range(ranks)) if ranks < 6 else [0, ranks // 2, ranks - 1]
+
+
+def test_collective_of_each_mpi4py_method():
+    assert COLLECTIVE_OF == {
+        "Bcast": "broadcast",
+        "Reduce": "reduce",
+        "Allreduce": "allreduce",
+        "Allgather": "allgather",
+        "Allgatherv": "allgather",
+        "Reduce_scatter_block": "reduce_scatter",
+        "Reduce_scatter": "reduce_scatter",
+        "Alltoall": "alltoall",
+        "Alltoallv": "alltoall",
+        "Gather": "gather",
+        "Gatherv": "gather",
+        "Scatter": "scatter",
+        "Scatterv": "scatter",
+    }
+    assert not set(PASSTHROUGH_METHODS) & set(COLLECTIVE_OF)
+    assert all(one.mpi_name.capitalize() in one.methods for one in COLLECTIVES.values())
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_buffers_of_each_collective(collective: str):
+    kind, spec = COLLECTIVES[collective], CollectiveSpec(collective, ranks=3, chunks=6)
+    lengths = [spec.input_chunks(0), spec.output_chunks(0)]
+    assert (kind.name, [length == 2 for length in lengths]) == (collective, [kind.block_input, kind.block_output])
+    assert kind.block_buffers == ((False,) if kind.method == "Bcast" else (kind.block_input, kind.block_output))
 
 
 def test_every_collective_has_algorithms():

@@ -40,7 +40,7 @@ def chain(*plain: int) -> Algorithm:
     for rank in range(3):
         channel = int(rank in plain)
         plan.copy(rank, o(0), rank + 1, o(0), channel=channel)
-    plan.plain_channels.add(1)
+    plan.raw_channels.add(1)
     return checked(plan.algorithm())
 
 
@@ -89,8 +89,8 @@ def test_every_mixture_is_right(plain: tuple[int, ...], codec: str):
 
 def test_xml_knows_which_lanes_are_plain():
     again = read(write(chain(0, 2)))
-    assert [[lane.plain for lane in program.lanes] for program in again.programs] == [
-        [lane.plain for lane in program.lanes] for program in chain(0, 2).programs
+    assert [[lane.raw for lane in program.lanes] for program in again.programs] == [
+        [lane.raw for lane in program.lanes] for program in chain(0, 2).programs
     ]
     assert 'plain="1"' in write(chain(0))
     assert "plain" not in write(chain())

@@ -173,8 +173,8 @@ def test_goals_as_the_table_has_them():
     lengths = {
         collective: [
             (
-                CollectiveSpec(collective, 3, 6, root=1).inputs(rank),
-                CollectiveSpec(collective, 3, 6, root=1).outputs(rank),
+                CollectiveSpec(collective, 3, 6, root=1).input_chunks(rank),
+                CollectiveSpec(collective, 3, 6, root=1).output_chunks(rank),
             )
             for rank in (0, 1)
         ]

@@ -22,8 +22,8 @@ class AlgorithmInfo:
 
     name: str
     fill: Callable[[ScheduleBuilder], None]
-    does: str
-    good_for: str
+    description: str
+    best_for: str
     two_level: bool = False
     """Whether it asks how the ranks lie on nodes."""
 

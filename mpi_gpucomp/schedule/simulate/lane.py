@@ -156,7 +156,7 @@ class Walk:
         """Stand before the first step."""
         self._rank, self._number, self._lane = rank, number, rank.lanes[number]
         self._out, self._in = outgoing, incoming
-        self._plain = self._lane.plain
+        self._plain = self._lane.raw
         self._sent_as = rank.codings[rank.plain or self._plain]
         self._comes_plain = incoming is not None and incoming.plain
         self._came_as = rank.codings[rank.plain or self._comes_plain]

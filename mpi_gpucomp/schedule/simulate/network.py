@@ -179,7 +179,7 @@ class Wire:
             self.connections[key] = Connection(key[0], key[1], latency, limit, through)
         for rank, program in enumerate(algorithm.programs):
             for lane in program.lanes:
-                if lane.send is not None and lane.plain:
+                if lane.send is not None and lane.raw:
                     self.connections[rank, lane.send, lane.channel].plain = True
         self._network = Network(clock, rates)
 

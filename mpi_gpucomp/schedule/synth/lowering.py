@@ -95,7 +95,7 @@ def add_copies(plan: ScheduleBuilder, problem: Problem, messages: Messages, stag
                 # Each form has channels of its own, so that what comes in one is not passed on for the other.
                 channel = FORMS * channel + hop.form
                 if hop.form == PLAIN:
-                    plan.plain_channels.add(channel)
+                    plan.raw_channels.add(channel)
             plan.copy(hop.sender, source, hop.receiver, target, count, channel=channel)
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.verify.diagnostics import Spot, describe, fault
+from mpi_gpucomp.schedule.verify.diagnostics import StepRef, describe, fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ __all__ = ["Pairs", "executable", "paired"]
 
 Connection = tuple[int, int, int]
 """Sender, receiver, channel."""
-Event = tuple[Spot, int, str]
+Event = tuple[StepRef, int, str]
 """A chunk of a step: taken, from the wire or from memory, or done, and sent if it is to be."""
 
 SHOWN = 6
@@ -34,9 +34,9 @@ SHOWN = 6
 class Pairs:
     """Which send belongs to which receive, and the other way round."""
 
-    receive_of: dict[Spot, Spot] = field(default_factory=dict)
-    send_of: dict[Spot, Spot] = field(default_factory=dict)
-    connections: dict[Connection, tuple[list[Spot], list[Spot]]] = field(default_factory=dict)
+    receive_of: dict[StepRef, StepRef] = field(default_factory=dict)
+    send_of: dict[StepRef, StepRef] = field(default_factory=dict)
+    connections: dict[Connection, tuple[list[StepRef], list[StepRef]]] = field(default_factory=dict)
     """The sends and the receives of each connection, in order."""
 
 
@@ -59,11 +59,11 @@ def paired(algorithm: Algorithm) -> Pairs:
     return pairs
 
 
-def _connections(algorithm: Algorithm) -> dict[Connection, tuple[list[Spot], list[Spot]]]:
-    found: defaultdict[Connection, tuple[list[Spot], list[Spot]]] = defaultdict(lambda: ([], []))
+def _connections(algorithm: Algorithm) -> dict[Connection, tuple[list[StepRef], list[StepRef]]]:
+    found: defaultdict[Connection, tuple[list[StepRef], list[StepRef]]] = defaultdict(lambda: ([], []))
     for rank, program in enumerate(algorithm.programs):
         for number, index, step in program.steps():
-            lane, spot = program.lanes[number], Spot(rank, number, index)
+            lane, spot = program.lanes[number], StepRef(rank, number, index)
             if step.sends and lane.send is not None:
                 found[rank, lane.send, lane.channel][0].append(spot)
             if step.receives and lane.receive is not None:
@@ -71,7 +71,7 @@ def _connections(algorithm: Algorithm) -> dict[Connection, tuple[list[Spot], lis
     return dict(found)
 
 
-def _step(algorithm: Algorithm, spot: Spot) -> Step:
+def _step(algorithm: Algorithm, spot: StepRef) -> Step:
     return algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step]
 
 
@@ -79,11 +79,11 @@ def _chunks(count: int) -> str:
     return f"{count} chunk{'s' * (count != 1)}"
 
 
-def executable(algorithm: Algorithm, pairs: Pairs, in_flight: int | None = None) -> list[Spot]:
+def executable(algorithm: Algorithm, pairs: Pairs, in_flight: int | None = None) -> list[StepRef]:
     """Return all steps in an order in which they can run, with `in_flight` chunks (any number) per connection."""
     run = _Run(algorithm, pairs, in_flight)
     ready = deque(
-        Spot(rank, lane, 0) for rank, program in enumerate(algorithm.programs) for lane in range(len(program.lanes))
+        StepRef(rank, lane, 0) for rank, program in enumerate(algorithm.programs) for lane in range(len(program.lanes))
     )
     while ready:
         ready.extend(run.advance(ready.popleft()))
@@ -100,13 +100,13 @@ class _Run:
         self._algorithm = algorithm
         self._happened: set[Event] = set()
         self._waits = _waits(algorithm, pairs, in_flight)
-        self.done: list[Spot] = []
-        self.asleep: dict[Event, list[Spot]] = {}
+        self.done: list[StepRef] = []
+        self.asleep: dict[Event, list[StepRef]] = {}
         """The steps that wait for an event."""
 
-    def advance(self, spot: Spot) -> list[Spot]:
+    def advance(self, spot: StepRef) -> list[StepRef]:
         """Run a lane from a step on as far as it goes; return the steps that could go on now."""
-        woken: list[Spot] = []
+        woken: list[StepRef] = []
         steps = self._algorithm.programs[spot.rank].lanes[spot.lane].steps
         while spot.step < len(steps):
             for event in _events(spot, steps[spot.step].count):
@@ -123,7 +123,7 @@ class _Run:
         return woken
 
 
-def _events(spot: Spot, count: int) -> Iterator[Event]:
+def _events(spot: StepRef, count: int) -> Iterator[Event]:
     for chunk in range(count):
         yield spot, chunk, "taken"
         yield spot, chunk, "done"
@@ -136,7 +136,7 @@ def _waits(algorithm: Algorithm, pairs: Pairs, in_flight: int | None) -> default
         for lane, index, step in program.steps():
             for other in step.after:
                 last = program.lanes[other[0]].steps[other[1]].count - 1
-                waits[Spot(rank, lane, index), 0, "taken"].append((Spot(rank, *other), last, "done"))
+                waits[StepRef(rank, lane, index), 0, "taken"].append((StepRef(rank, *other), last, "done"))
     for sends, receives in pairs.connections.values():
         sent, taken = _chunks_of(algorithm, sends), _chunks_of(algorithm, receives)
         for send, receive in zip(sent, taken, strict=True):
@@ -147,12 +147,12 @@ def _waits(algorithm: Algorithm, pairs: Pairs, in_flight: int | None) -> default
     return waits
 
 
-def _chunks_of(algorithm: Algorithm, spots: list[Spot]) -> list[tuple[Spot, int]]:
+def _chunks_of(algorithm: Algorithm, spots: list[StepRef]) -> list[tuple[StepRef, int]]:
     return [(spot, chunk) for spot in spots for chunk in range(_step(algorithm, spot).count)]
 
 
-def _deadlock(algorithm: Algorithm, missing: dict[Spot, Spot]) -> ScheduleError:
-    def named(spot: Spot) -> str:
+def _deadlock(algorithm: Algorithm, missing: dict[StepRef, StepRef]) -> ScheduleError:
+    def named(spot: StepRef) -> str:
         return f"rank {spot.rank}, {describe(algorithm, spot)}"
 
     circle = _circle(missing)
@@ -165,10 +165,10 @@ def _deadlock(algorithm: Algorithm, missing: dict[Spot, Spot]) -> ScheduleError:
     return fault(algorithm, circle[0], "", "to run at some time", got, remedy)
 
 
-def _circle(missing: dict[Spot, Spot]) -> list[Spot]:
+def _circle(missing: dict[StepRef, StepRef]) -> list[StepRef]:
     """Follow who waits for whom until it comes round; a lane waits where its next step does."""
     stuck = {(spot.rank, spot.lane): spot for spot in missing}
-    path: dict[Spot, None] = {}
+    path: dict[StepRef, None] = {}
     spot = min(missing)
     while spot not in path:
         path[spot] = None

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.schedule.ir import Algorithm
 
-__all__ = ["Spot", "describe", "fault", "listed"]
+__all__ = ["StepRef", "describe", "fault", "listed"]
 
 
-class Spot(NamedTuple):
+class StepRef(NamedTuple):
     """Which step of which lane of which rank."""
 
     rank: int
@@ -22,7 +22,7 @@ class Spot(NamedTuple):
     step: int
 
 
-def describe(algorithm: Algorithm, spot: Spot) -> str:
+def describe(algorithm: Algorithm, spot: StepRef) -> str:
     """Name a step within its rank: its number, what it does and with whom."""
     lane = algorithm.programs[spot.rank].lanes[spot.lane]
     step = lane.steps[spot.step]
@@ -32,11 +32,11 @@ def describe(algorithm: Algorithm, spot: Spot) -> str:
 
 
 def fault(
-    algorithm: Algorithm, at: Spot | int | None, what: str, expected: str, got: str, remedy: str
+    algorithm: Algorithm, at: StepRef | int | None, what: str, expected: str, got: str, remedy: str
 ) -> ScheduleError:
     """Return the error for a step, a rank or the whole of an algorithm; `what` is a part of it, or nothing."""
-    rank = at.rank if isinstance(at, Spot) else at
-    where = describe(algorithm, at) if isinstance(at, Spot) else ""
+    rank = at.rank if isinstance(at, StepRef) else at
+    where = describe(algorithm, at) if isinstance(at, StepRef) else ""
     topic = ": ".join(filter(None, (f"algorithm {algorithm.name}", where, what)))
     return ScheduleError(topic, expected=expected, got=got, remedy=remedy, rank=rank)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.verify.diagnostics import Spot, describe, fault
+from mpi_gpucomp.schedule.verify.diagnostics import StepRef, describe, fault
 from mpi_gpucomp.schedule.verify.result import Memory
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["check_races"]
 
 
-def check_races(algorithm: Algorithm, order: Sequence[Spot], pairs: Pairs) -> None:
+def check_races(algorithm: Algorithm, order: Sequence[StepRef], pairs: Pairs) -> None:
     """Raise ScheduleError where the outcome depends on which of two steps is first; `order` is one that can run."""
-    own: list[list[Spot]] = [[] for _ in algorithm.programs]
+    own: list[list[StepRef]] = [[] for _ in algorithm.programs]
     for spot in order:
         own[spot.rank].append(spot)
     for rank, spots in enumerate(own):
@@ -37,13 +37,13 @@ def check_races(algorithm: Algorithm, order: Sequence[Spot], pairs: Pairs) -> No
                 raise fault(algorithm, later, memory.name(cell), expected, "none, and one of them writes", remedy)
 
 
-def _step(algorithm: Algorithm, spot: Spot) -> Step:
+def _step(algorithm: Algorithm, spot: StepRef) -> Step:
     return algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step]
 
 
-def _behind(algorithm: Algorithm, number: dict[Spot, int]) -> dict[Spot, int]:
+def _behind(algorithm: Algorithm, number: dict[StepRef, int]) -> dict[StepRef, int]:
     """Return for each step of a rank, as bits, the steps of that rank which its lane and `after` put before it."""
-    behind: dict[Spot, int] = {}
+    behind: dict[StepRef, int] = {}
     for spot, bit in number.items():
         found = 1 << bit
         for other in _local(algorithm, spot):
@@ -52,20 +52,22 @@ def _behind(algorithm: Algorithm, number: dict[Spot, int]) -> dict[Spot, int]:
     return behind
 
 
-def _local(algorithm: Algorithm, spot: Spot) -> Iterator[Spot]:
+def _local(algorithm: Algorithm, spot: StepRef) -> Iterator[StepRef]:
     if spot.step:
         yield spot._replace(step=spot.step - 1)
     for other in _step(algorithm, spot).after:
-        yield Spot(spot.rank, *other)
+        yield StepRef(spot.rank, *other)
 
 
-def _conflicts(algorithm: Algorithm, spots: Sequence[Spot], memory: Memory) -> Iterator[tuple[int, Spot, Spot]]:
+def _conflicts(
+    algorithm: Algorithm, spots: Sequence[StepRef], memory: Memory
+) -> Iterator[tuple[int, StepRef, StepRef]]:
     """Yield cell, earlier and later step of neighbouring accesses that must not change places.
 
     Neighbours are enough: if each of them is in order, so are all.
     """
-    writer: dict[int, Spot] = {}
-    readers: defaultdict[int, list[Spot]] = defaultdict(list)
+    writer: dict[int, StepRef] = {}
+    readers: defaultdict[int, list[StepRef]] = defaultdict(list)
     for spot in spots:
         step = _step(algorithm, spot)
         for place in step.reads:
@@ -80,7 +82,7 @@ def _conflicts(algorithm: Algorithm, spots: Sequence[Spot], memory: Memory) -> I
             writer[cell] = spot
 
 
-def _heard_of(algorithm: Algorithm, pairs: Pairs, earlier: Spot, later: Spot) -> bool:
+def _heard_of(algorithm: Algorithm, pairs: Pairs, earlier: StepRef, later: StepRef) -> bool:
     """Say whether a step had to be over, in any rank's order of events, before a later one could begin."""
     seen = {later}
     todo = [later]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.verify.diagnostics import Spot, fault, listed
+from mpi_gpucomp.schedule.verify.diagnostics import StepRef, fault, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,16 +26,16 @@ class Memory:
 
     def __init__(self, goal: CollectiveSpec, rank: int, scratch: int = 0) -> None:
         """Lay the buffers out for a goal."""
-        inputs, outputs, own = goal.inputs(rank), goal.outputs(rank), rank * goal.block
+        inputs, outputs, own = goal.input_chunks(rank), goal.output_chunks(rank), rank * goal.block
         self.lengths = {"i": inputs, "o": outputs, "s": scratch}
         start = {"i": outputs, "o": 0, "s": inputs + outputs}
-        if goal.shared(rank):
+        if goal.aliased(rank):
             start = {"i": 0, "o": 0, "s": max(inputs, outputs)}
             if inputs != outputs:
                 start["i" if inputs < outputs else "o"] = own
         self.start = start
         self.size = start["s"] + scratch
-        free_input = goal.shared(rank) and goal.collective == "reduce_scatter"
+        free_input = goal.aliased(rank) and goal.collective == "reduce_scatter"
         kept = () if free_input else range(start["i"], start["i"] + inputs)
         self._kept = frozenset(kept) - frozenset(range(start["o"], start["o"] + outputs))
 
@@ -61,7 +61,7 @@ class Memory:
         return f"scratch chunk {cell - self.start['s']}"
 
 
-def check_result(algorithm: Algorithm, order: Sequence[Spot]) -> None:
+def check_result(algorithm: Algorithm, order: Sequence[StepRef]) -> None:
     """Run the steps in this order; raise ScheduleError where the outcome is not the collective's."""
     replay = _Replay(algorithm)
     for spot in order:
@@ -82,9 +82,9 @@ class _Replay:
         self._messages: defaultdict[tuple[int, int, int], deque[list[int]]] = defaultdict(deque)
         for rank, memory in enumerate(self._memory):
             first = memory.start["i"]
-            self._held[rank][first : first + memory.lengths["i"]] = self._goal.given(rank)
+            self._held[rank][first : first + memory.lengths["i"]] = self._goal.precondition(rank)
 
-    def run(self, spot: Spot) -> None:
+    def run(self, spot: StepRef) -> None:
         """Do one step."""
         lane = self._algorithm.programs[spot.rank].lanes[spot.lane]
         step = lane.steps[spot.step]
@@ -104,7 +104,7 @@ class _Replay:
         if step.sends and lane.send is not None:
             self._messages[spot.rank, lane.send, lane.channel].append(values)
 
-    def _read(self, spot: Spot, place: Place | None, count: int) -> list[int]:
+    def _read(self, spot: StepRef, place: Place | None, count: int) -> list[int]:
         assert place is not None
         memory = self._memory[spot.rank]
         cells = memory.cells(place, count)
@@ -115,14 +115,14 @@ class _Replay:
             raise fault(self._algorithm, spot, name, "something to read", "a chunk that holds nothing yet", remedy)
         return values
 
-    def _sum(self, spot: Spot, step: Step, left: list[int], right: list[int]) -> list[int]:
+    def _sum(self, spot: StepRef, step: Step, left: list[int], right: list[int]) -> list[int]:
         ranks = self._goal.ranks
         for position, (one, other) in enumerate(zip(left, right, strict=True)):
             if one >> ranks != other >> ranks or one & other & (1 << ranks) - 1:
                 raise self._wrong_sum(spot, step, position, one, other)
         return [one | other for one, other in zip(left, right, strict=True)]
 
-    def _wrong_sum(self, spot: Spot, step: Step, position: int, one: int, other: int) -> ScheduleError:
+    def _wrong_sum(self, spot: StepRef, step: Step, position: int, one: int, other: int) -> ScheduleError:
         place = step.writes or step.source
         assert place is not None
         memory = self._memory[spot.rank]
@@ -134,7 +134,7 @@ class _Replay:
     def compare(self, rank: int) -> None:
         """Compare a rank's output with what it must be."""
         memory = self._memory[rank]
-        for chunk, wanted in enumerate(self._goal.wanted(rank)):
+        for chunk, wanted in enumerate(self._goal.postcondition(rank)):
             held = self._held[rank][memory.start["o"] + chunk]
             if held != wanted:
                 expected, got = (described(self._goal, contents) for contents in (wanted, held))
@@ -144,7 +144,7 @@ class _Replay:
 
 def described(goal: CollectiveSpec, contents: int) -> str:
     """Say in words what a place holds."""
-    chunk, ranks = goal.parts(contents)
+    chunk, ranks = goal.decompose(contents)
     if not ranks:
         return "nothing"
     many = len(ranks) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.schedule.ir import COLLECTIVES, HAS_SOURCE, HAS_TARGET, KINDS
-from mpi_gpucomp.schedule.verify.diagnostics import Spot, fault
+from mpi_gpucomp.schedule.verify.diagnostics import StepRef, fault
 from mpi_gpucomp.schedule.verify.result import NAMES, Memory
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def check_form(algorithm: Algorithm) -> None:
         _check_connections(algorithm, rank)
         for number, lane in enumerate(program.lanes):
             for index, step in enumerate(lane.steps):
-                _check_step(algorithm, Spot(rank, number, index), lane, step, memory)
+                _check_step(algorithm, StepRef(rank, number, index), lane, step, memory)
 
 
 def _check_head(algorithm: Algorithm) -> None:
@@ -74,7 +74,7 @@ def _check_connections(algorithm: Algorithm, rank: int) -> None:
                 raise fault(algorithm, rank, what, "to be the only one", got, "Join the lanes, or use another channel.")
 
 
-def _check_step(algorithm: Algorithm, spot: Spot, lane: Lane, step: Step, memory: Memory) -> None:
+def _check_step(algorithm: Algorithm, spot: StepRef, lane: Lane, step: Step, memory: Memory) -> None:
     if step.kind not in KINDS:
         raise fault(algorithm, spot, "kind", f"one of {', '.join(KINDS)}", step.kind, "Choose one of these.")
     if step.count < 1:
@@ -90,7 +90,7 @@ def _check_step(algorithm: Algorithm, spot: Spot, lane: Lane, step: Step, memory
     _check_after(algorithm, spot, step)
 
 
-def _check_place(algorithm: Algorithm, spot: Spot, role: str, place: Place | None, memory: Memory) -> None:
+def _check_place(algorithm: Algorithm, spot: StepRef, role: str, place: Place | None, memory: Memory) -> None:
     if place is None or place.buffer not in NAMES:
         raise fault(algorithm, spot, role, "a place in i, o or s", str(place), "Name a buffer and an offset.")
     count = algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step].count
@@ -101,7 +101,7 @@ def _check_place(algorithm: Algorithm, spot: Spot, role: str, place: Place | Non
         raise fault(algorithm, spot, role, expected, got, "Correct the offset or the count, or lengthen the scratch.")
 
 
-def _check_may_write(algorithm: Algorithm, spot: Spot, step: Step, memory: Memory) -> None:
+def _check_may_write(algorithm: Algorithm, spot: StepRef, step: Step, memory: Memory) -> None:
     assert step.target is not None
     for cell in memory.cells(step.target, step.count):
         if not memory.may_write(cell):
@@ -115,7 +115,7 @@ def _check_may_write(algorithm: Algorithm, spot: Spot, step: Step, memory: Memor
             )
 
 
-def _check_after(algorithm: Algorithm, spot: Spot, step: Step) -> None:
+def _check_after(algorithm: Algorithm, spot: StepRef, step: Step) -> None:
     lanes = algorithm.programs[spot.rank].lanes
     for lane, index in step.after:
         if not (0 <= lane < len(lanes) and 0 <= index < len(lanes[lane].steps)):
