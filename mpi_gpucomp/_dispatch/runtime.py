@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from hashlib import blake2b
 from time import perf_counter_ns
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
+from mpi_gpucomp import config
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import settings
 from mpi_gpucomp.monitor.process_monitor import process_monitor
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
-from mpi_gpucomp.transport.segmented import MOST, SEGMENT_BYTES, Segmentation
+from mpi_gpucomp.transport.segmented import SEGMENT_BYTES, Segmentation
 
 if TYPE_CHECKING:
     from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
@@ -23,30 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Nodes", "agreed_cut", "join_monitor", "nodes_of", "offset_to_first", "processor", "world_ranks"]
 
-VARIABLE = "MPI_GPUCOMP_SEGMENT_BYTES"
-
 
 def agreed_cut(comm: MPI.Intracomm) -> Segmentation | None:
     """Let all ranks agree on the shortest piece that one of them has set; None: messages stay whole."""
     # From a GPU's memory MPI would copy each piece by itself, and wait for that.
-    said = os.environ.get(VARIABLE, "0" if cuda_aware().aware else str(SEGMENT_BYTES))
+    setting, got = config.SEGMENT_BYTES, ""
+    try:
+        wanted = setting.get()
+    except SpecError as error:
+        wanted, got = -1, error.got
+    if wanted is None:
+        wanted = 0 if cuda_aware().aware else SEGMENT_BYTES
     pieces = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([_piece(said)], np.int64), pieces)
+    comm.Allgather(np.array([wanted], np.int64), pieces)
     if pieces.min() < 0:
-        wrong = int(pieces.argmin())
-        raise SpecError(
-            VARIABLE,
-            expected=f"more than {2 * MOST} bytes, or 0 for messages that stay whole",
-            got=repr(said) if wrong == comm.rank else f"something else on rank {wrong}",
-            remedy="Leave it out.",
-            rank=comm.rank,
-        )
+        raise setting.error(got or f"an invalid value on rank {pieces.argmin()}", rank=comm.rank)
     return Segmentation(int(pieces.min())) if pieces.min() else None
-
-
-def _piece(said: str) -> int:
-    """Read what was said; -1 for what cannot be."""
-    return int(said) if said.isdecimal() and (int(said) == 0 or int(said) > 2 * MOST) else -1
 
 
 # How the ranks of a communicator lie on nodes.

@@ -19,16 +19,16 @@ from weakref import WeakSet
 
 import numpy as np
 
+from mpi_gpucomp import config
 from mpi_gpucomp.device import library
 from mpi_gpucomp.device.base import Device, Event, Memory, Stream
 from mpi_gpucomp.device.pool import ALIGNMENT, Pool
-from mpi_gpucomp.errors import DeviceError, SpecError
+from mpi_gpucomp.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "VARIABLE",
     "HostDevice",
     "HostEvent",
     "HostStream",
@@ -205,23 +205,13 @@ if hasattr(os, "register_at_fork"):
 # until none is left, so a stream never waits for a worker that is busy elsewhere. Workers run kernels alone and wait
 # for nothing else; with nothing to do they sleep.
 
-VARIABLE = "MPI_GPUCOMP_WORKERS"
-
 
 def usable_cores() -> int:
-    """Return how many threads may share one kernel: the environment's word, else the cores of this process."""
-    said = os.environ.get(VARIABLE)
-    if not said:
-        affinity = getattr(os, "sched_getaffinity", None)
-        return len(affinity(0)) if affinity else os.cpu_count() or 1
-    if not said.isdecimal() or int(said) < 1:
-        raise SpecError(
-            f"environment variable {VARIABLE}",
-            expected="a whole number of at least 1",
-            got=f"'{said}'",
-            remedy="Set the number of threads that share one kernel, or unset it to use every core.",
-        )
-    return int(said)
+    """Return how many threads may share one kernel: the setting WORKERS, else the cores of this process."""
+    if workers := config.WORKERS.get():
+        return workers
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class _Job:

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpi_gpucomp import config
 from mpi_gpucomp.device.build import LIBRARIES, kernels_directory, library_directory
 from mpi_gpucomp.errors import DeviceError
 
@@ -37,7 +38,7 @@ __all__ = [
     "runnable",
 ]
 
-VARIABLE = "MPI_GPUCOMP_HOST_LIBRARY"
+VARIABLE = config.HOST_LIBRARY.variable
 
 # The words that /proc/cpuinfo has for what each level adds to the one below (lzcnt is called abm there).
 _V2 = frozenset({"cx16", "popcnt", "ssse3", "sse4_1", "sse4_2"})
@@ -118,7 +119,7 @@ def loaded() -> Loaded:
 
 @cache
 def _library() -> tuple[Loaded, ctypes.CDLL]:
-    chosen = choose(library_directory(), processor_flags(), os.environ.get(VARIABLE) or None)
+    chosen = choose(library_directory(), processor_flags(), config.HOST_LIBRARY.get())
     try:
         library = ctypes.CDLL(str(chosen.path))
     except OSError as error:

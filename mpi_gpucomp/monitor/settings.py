@@ -8,18 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.monitor.trace_buffer import RECORDS
+from mpi_gpucomp import config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PREFIX", "MonitorSettings", "fill", "host_name", "read"]
-
-PREFIX = "MPI_GPUCOMP_"
-OFF = ("0", "off", "no", "false")
-ON = ("", "1", "on", "yes", "true")
-HANG_SECONDS = 10.0
+__all__ = ["MonitorSettings", "fill", "host_name", "read"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +23,8 @@ class MonitorSettings:
     on: bool = True
     directory: str | None = None
     """Where boxes are files, for other processes to read; in memory otherwise."""
-    records: int = RECORDS
-    hang: float = HANG_SECONDS
+    records: int = config.RECORDS.default
+    hang: float = config.HANG.default
     """Seconds without any progress after which somebody who waits asks who is behind it."""
     flight: str | None = None
     """The directory for flight records."""
@@ -42,50 +36,19 @@ class MonitorSettings:
     """[address:]port of an endpoint for Prometheus."""
 
 
-def read(environment: Mapping[str, str] = os.environ) -> MonitorSettings:
+def read(environment: Mapping[str, str] | None = None) -> MonitorSettings:
     """Read the environment."""
-
-    def text(name: str) -> str | None:
-        return environment.get(PREFIX + name) or None
-
-    said = environment.get(PREFIX + "MONITOR", "").strip()
+    where = config.MONITOR.get(None, environment)
     return MonitorSettings(
-        on=said.lower() not in OFF,
-        directory=None if said.lower() in (*OFF, *ON) else said,
-        records=_records(environment),
-        hang=_number(environment, "HANG", HANG_SECONDS),
-        flight=text("FLIGHT"),
-        log=text("LOG"),
-        csv=text("CSV"),
-        prometheus=text("PROMETHEUS"),
-        serve=text("SERVE"),
-    )
-
-
-def _number(environment: Mapping[str, str], name: str, otherwise: float) -> float:
-    text = environment.get(PREFIX + name)
-    if not text:
-        return otherwise
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if value <= 0:
-        raise _refused(name, "a number above 0", text)
-    return value
-
-
-def _records(environment: Mapping[str, str]) -> int:
-    """Return the records of a box: a power of two, so that a place in the ring is a mask away."""
-    text = environment.get(PREFIX + "RECORDS") or str(RECORDS)
-    if not text.isdecimal() or not 64 <= int(text) <= 1 << 24:
-        raise _refused("RECORDS", f"a whole number from 64 to {1 << 24}", text)
-    return 1 << (int(text) - 1).bit_length()
-
-
-def _refused(name: str, expected: str, got: str) -> SpecError:
-    return SpecError(
-        f"environment variable {PREFIX}{name}", expected=expected, got=repr(got), remedy="Change or unset it."
+        on=bool(where),
+        directory=where if isinstance(where, str) else None,
+        records=config.RECORDS.get(None, environment),
+        hang=config.HANG.get(None, environment),
+        flight=config.FLIGHT.get(None, environment),
+        log=config.LOG.get(None, environment),
+        csv=config.CSV.get(None, environment),
+        prometheus=config.PROMETHEUS.get(None, environment),
+        serve=config.SERVE.get(None, environment),
     )
 
 

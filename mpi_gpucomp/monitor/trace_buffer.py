@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpi_gpucomp import config
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ LAYOUT = struct.Struct("<qqqqqIIIiHHBBbB")
 """The same, as the record path writes it: one call, no objects."""
 assert LAYOUT.size == RECORD.itemsize == 64
 
-RECORDS = 1 << 14
+RECORDS = config.RECORDS.default
 """Records that a box has room for, unless told otherwise: a megabyte."""
 MAGIC = b"GPCBOX1\n"
 _HEAD = struct.Struct("<8sIiiI64sqqqq")

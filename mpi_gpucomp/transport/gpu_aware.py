@@ -15,14 +15,14 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp import config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["VARIABLE", "GpuAwareness", "by_kinds", "by_library", "by_setting", "cuda_aware"]
 
-VARIABLE = "MPI_GPUCOMP_CUDA_AWARE"
+VARIABLE = config.CUDA_AWARE.variable
 KINDS = "mpi_memory_alloc_kinds"
 MPIX_GPU_SUPPORT_CUDA = 0
 BUILT = "opal_built_with_cuda_support"
@@ -95,17 +95,8 @@ def _kinds() -> str | None:
 
 def by_setting(environment: Mapping[str, str]) -> GpuAwareness | None:
     """Return what the user says, or None."""
-    said = environment.get(VARIABLE)
-    if not said:
-        return None
-    if said not in ("0", "1"):
-        raise SpecError(
-            f"environment variable {VARIABLE}",
-            expected="0 or 1",
-            got=f"'{said}'",
-            remedy="Set 1 if MPI takes GPU memory, 0 to stage through pinned memory, or unset it to find out.",
-        )
-    return GpuAwareness(said == "1", f"{VARIABLE} is {said}")
+    aware = config.CUDA_AWARE.get(environment=environment)
+    return None if aware is None else GpuAwareness(aware, f"{VARIABLE} is {int(aware)}")
 
 
 def by_kinds(kinds: str | None) -> GpuAwareness | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mpi_gpucomp.device.host import VARIABLE as WORKERS
+from mpi_gpucomp.config import WORKERS
 from mpi_gpucomp.device.host import usable_cores
 from mpi_gpucomp.errors import SpecError
 from osu_bench.cluster.plan import Plan, path_of
@@ -95,7 +95,7 @@ _OPTIONS = {OPEN_MPI: _open_mpi, MPICH: _mpich}
 def environment(plan: Plan, launcher: Launcher, given: Mapping[str, str], per_host: int = 1) -> dict[str, str]:
     """Add to the caller's variables those that make MPI use the links; what the caller has set stays."""
     share = max(1, usable_cores() // plan.hosts // per_host)  # of the cores, for each rank
-    ours = {"GLOO_SOCKET_IFNAME": plan.interface(0), WORKERS: str(share)}
+    ours = {"GLOO_SOCKET_IFNAME": plan.interface(0), WORKERS.variable: str(share)}
     return {**_DEFAULTS[launcher.mpi](plan), **ours, **given, **launcher.environment}
 
 

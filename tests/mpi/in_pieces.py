@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpi_gpucomp._dispatch import runtime as cutting
+from mpi_gpucomp import config
 from mpi_gpucomp._dispatch import runtime as nodes
 from mpi_gpucomp.transport import segmented as cut
 from mpi_gpucomp.transport.segmented import ReceivedPieces, SentPieces
@@ -40,7 +40,7 @@ _relay, ReceivedPieces.relay = ReceivedPieces.relay, relay
 _of, SentPieces.of = SentPieces.of, of
 
 nodes.processor = lambda: f"node{MPI.COMM_WORLD.rank}"  # type: ignore[assignment]
-cut.MOST = cutting.MOST = MOST
+cut.MOST, config.MIN_SEGMENT_BYTES = MOST, 2 * MOST + 1
 cut.SLOW = math.inf
 os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = str(PIECE)
 sys.argv = sys.argv[1:]

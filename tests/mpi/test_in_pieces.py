@@ -73,9 +73,9 @@ except ValueError as error:
     done = run(3, "-m", "mpi4py", "-c", program)
     assert done.returncode == 0, done.stderr
     said = (
-        "MPI_GPUCOMP_SEGMENT_BYTES: expected more than 8192 bytes, or 0 for messages that stay whole, got {}. "
-        "Leave it out."
+        "environment variable MPI_GPUCOMP_SEGMENT_BYTES: expected at least 8193 bytes, or 0 for messages that are "
+        "sent whole, got {}. Change or unset it."
     )
     assert sorted(done.stdout.splitlines()) == [
-        f"rank {rank}: {said.format(repr('much') if rank == 1 else 'something else on rank 1')}" for rank in range(3)
+        f"rank {rank}: {said.format(repr('much') if rank == 1 else 'an invalid value on rank 1')}" for rank in range(3)
     ]

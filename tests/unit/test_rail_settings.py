@@ -6,10 +6,14 @@ import socket
 
 import pytest
 
+from mpi_gpucomp import config
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.rails import Rails, chosen
 from mpi_gpucomp.transport.rails.discovery import Rail, find, listen
-from mpi_gpucomp.transport.rails.settings import DEVICES, LIMIT, TIMEOUT, WIRE
+
+DEVICES, TIMEOUT, LIMIT, WIRE = (
+    setting.variable for setting in (config.RAILS, config.RAIL_TIMEOUT, config.RAIL_LIMIT, config.RAIL_WIRE)
+)
 
 
 def test_tiers() -> None:
@@ -30,7 +34,11 @@ def test_what_the_caller_says_counts_more_than_the_environment() -> None:
 def test_a_wire_that_cannot_be() -> None:
     with pytest.raises(SpecError) as error:
         chosen("lo", {WIRE: "UCX"})
-    assert str(error.value) == "wire of rails: expected tcp, ucx or auto, got 'UCX'. Choose one of them."
+    expected = "expected tcp, ucx or auto, got 'UCX'. Choose one of them."
+    assert str(error.value) == f"environment variable {WIRE}: {expected}"
+    with pytest.raises(SpecError) as error:
+        chosen(Rails("lo", wire="UCX"))
+    assert str(error.value) == f"wire of rails: {expected}"
 
 
 @pytest.mark.parametrize("said", [",", "eth0,", "eth0++eth1", "eth0,eth0", "eth0+eth0"])
@@ -52,7 +60,7 @@ def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(SpecError) as error:
         chosen("lo", {TIMEOUT: "soon"})
     assert str(error.value) == (
-        f"environment variable {TIMEOUT}: expected seconds, got 'soon'. Set a number, or unset it for 1."
+        f"environment variable {TIMEOUT}: expected a number of seconds above 0, got 'soon'. Change or unset it."
     )
 
 

@@ -9,10 +9,10 @@ A device is a name, an address or a network, such as 10.1.0.0/16, which names it
 
 from __future__ import annotations
 
-import os
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from mpi_gpucomp import config
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
@@ -20,20 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Rails", "chosen"]
 
-DEVICES, TIMEOUT, LIMIT = "MPI_GPUCOMP_RAILS", "MPI_GPUCOMP_RAIL_TIMEOUT", "MPI_GPUCOMP_RAIL_LIMIT"
-WIRE = "MPI_GPUCOMP_RAIL_WIRE"
-WIRES = ("tcp", "ucx", "auto")
-
 
 class Rails(NamedTuple):
     """Which devices to use, how long to wait, and what to use them with."""
 
     devices: str
-    timeout: float = 1.0
+    timeout: float = config.RAIL_TIMEOUT.default
     """Seconds after which a path that gives no sign of life is dead."""
-    limit: float = 30.0
+    limit: float = config.RAIL_LIMIT.default
     """Seconds without any path after which a peer is given up."""
-    wire: str = "tcp"
+    wire: str = config.RAIL_WIRE.default
     """What paths are made of: tcp (sockets), ucx, or auto (UCX where all ranks have it and the device has RDMA)."""
 
     @property
@@ -43,18 +39,8 @@ class Rails(NamedTuple):
 
     def check(self) -> Rails:
         """Return itself, if it means something."""
-        names = [name for tier in self.tiers for name in tier]
-        if not all(names) or len(set(names)) < len(names):
-            raise SpecError(
-                "rails",
-                expected="devices that differ, such as eth0,eth1 or eth0+eth1",
-                got=f"'{self.devices}'",
-                remedy="Name each device once.",
-            )
-        if self.wire not in WIRES:
-            raise SpecError(
-                "wire of rails", expected="tcp, ucx or auto", got=f"'{self.wire}'", remedy="Choose one of them."
-            )
+        config.RAILS.read(self.devices, "rails")
+        config.RAIL_WIRE.read(self.wire, "wire of rails")
         for name, seconds in (("timeout", self.timeout), ("limit", self.limit)):
             if not (isfinite(seconds) and seconds > 0):
                 raise SpecError(
@@ -65,25 +51,10 @@ class Rails(NamedTuple):
 
 def chosen(said: str | Rails | None, environment: Mapping[str, str] | None = None) -> Rails | None:
     """Return what the caller has said, or else the environment; None for no rails."""
-    given = os.environ if environment is None else environment
     if isinstance(said, Rails):
         return said.check()
-    devices = given.get(DEVICES, "") if said is None else said
+    devices = config.RAILS.get(said, environment)
     if not devices:
         return None
-    defaults = Rails(devices)
-    timeout, limit = _seconds(given, TIMEOUT, defaults.timeout), _seconds(given, LIMIT, defaults.limit)
-    return Rails(devices, timeout, limit, given.get(WIRE, "") or defaults.wire).check()
-
-
-def _seconds(environment: Mapping[str, str], variable: str, default: float) -> float:
-    text = environment.get(variable, "")
-    try:
-        return float(text) if text else default
-    except ValueError:
-        raise SpecError(
-            f"environment variable {variable}",
-            expected="seconds",
-            got=f"'{text}'",
-            remedy=f"Set a number, or unset it for {default:g}.",
-        ) from None
+    timeout, limit = (setting.get(None, environment) for setting in (config.RAIL_TIMEOUT, config.RAIL_LIMIT))
+    return Rails(devices, timeout, limit, config.RAIL_WIRE.get(None, environment)).check()
