@@ -301,9 +301,10 @@ SETTINGS: tuple[Setting[Any], ...] = (
 def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str | None]:
     """Return the variables with the library's prefix that are no settings, each with the closest setting's variable."""
     given = os.environ if environment is None else environment
-    known = [setting.variable for setting in SETTINGS]
-    unknown = sorted(name for name in given if name.startswith(PREFIX) and name not in known)
-    return {name: next(iter(get_close_matches(name, known, n=1, cutoff=0.7)), None) for name in unknown}
+    known = [setting.name for setting in SETTINGS]
+    names = sorted(name.removeprefix(PREFIX) for name in given if name.startswith(PREFIX))
+    unknown = {name: get_close_matches(name, known, n=1) for name in names if name not in known}
+    return {PREFIX + name: PREFIX + close[0] if close else None for name, close in unknown.items()}
 
 
 def markdown_table() -> str:

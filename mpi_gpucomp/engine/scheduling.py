@@ -16,12 +16,13 @@ from mpi_gpucomp.engine.agreement import CHANNELS, CallId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from mpi_gpucomp.engine.agreement import AgreementCheck
     from mpi_gpucomp.engine.task import Task
     from mpi_gpucomp.transport.base import Transport
 
-    Work = Task | AgreementCheck
+    Work: TypeAlias = Task | AgreementCheck
 
 __all__ = ["Job", "P2POperation", "Slots"]
 

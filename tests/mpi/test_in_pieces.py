@@ -60,7 +60,7 @@ def test_a_wrong_setting_of_one_rank_is_refused_by_all():
 import os
 from mpi4py import MPI
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.communicator import nodes
+from mpi_gpucomp._dispatch import runtime as nodes
 rank = MPI.COMM_WORLD.rank
 nodes.processor = lambda: str(rank)
 if rank == 1:
