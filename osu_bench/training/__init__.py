@@ -1,1 +1,1 @@
-"""Small models trained on several ranks, to see what compression does to time, traffic and loss."""
+"""Data-parallel training of small models: the effect of compression on step time, traffic and loss."""

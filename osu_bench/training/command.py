@@ -1,4 +1,4 @@
-"""The command `training`: small models on all ranks, by several contenders in turns; a table, a file and a plot."""
+"""The command `training`: train small models with several codecs; print a table, write JSON, draw a plot."""
 
 from __future__ import annotations
 
@@ -20,59 +20,58 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-CONTENDERS = ["none", "split", "zfp:rate=16", "bound:abs=1e-4"]
-HEADER = ("contender", "s/step", "saved", "parameters", "gradients", "validation loss")
+CANDIDATES = ["none", "split", "zfp:rate=16", "bound:abs=1e-4"]
+HEADER = ("candidate", "s/step", "saved", "parameters", "gradients", "validation loss")
 MODELS, SIZES = ("transformer", "resnet"), ("small", "large")
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    about = "train a small model on all ranks, with parameters and gradients compressed in several ways"
+    """Register the subcommand."""
+    about = "train a small model on all ranks and compare codecs for parameters and gradients"
     parser = commands.add_parser("training", help=about, description=f"{about[0].upper()}{about[1:]}.")
     parser.add_argument("--model", choices=MODELS, default="transformer", help="(default transformer)")
     parser.add_argument("--size", choices=SIZES, default="small", help="(default small)")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="of each training (default 100)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="optimizer steps per run (default 100)")
     parser.add_argument(
-        "--seeds", type=_numbers, default=[1], metavar="A,B", help="a training of each contender for each (default 1)"
+        "--seeds", type=_numbers, default=[1], metavar="A,B", help="random seeds; one run per seed (default 1)"
     )
     parser.add_argument(
         "--compare",
         type=names,
-        default=CONTENDERS,
+        default=CANDIDATES,
         metavar="A,B",
-        help="codecs of parameters, with /CODEC behind for gradients; p2p:CODEC, delta, gloo "
-        f"(default {','.join(CONTENDERS)})",
+        help=f"candidates: PARAMETER_CODEC[/GRADIENT_CODEC], p2p:CODEC, delta or gloo (default {','.join(CANDIDATES)})",
     )
-    parser.add_argument("--json", metavar="FILE", help="add the results to this file")
-    parser.add_argument("--plot", metavar="FILE", help="draw loss against time; .png, .svg or .pdf")
-    parser.add_argument("--show", metavar="FILE", help="train nothing, and show what is in a file")
+    parser.add_argument("--json", metavar="FILE", help="append the results to FILE")
+    parser.add_argument("--plot", metavar="FILE", help="plot loss against time (.png, .svg or .pdf)")
+    parser.add_argument("--show", metavar="FILE", help="print the results in FILE instead of training")
     parser.set_defaults(run=_run)
 
 
 def _numbers(text: str) -> list[int]:
-    """Read a list of seeds."""
+    """Parse a comma-separated list of integers."""
     return [int(name) for name in names(text)]
 
 
 def _run(args: argparse.Namespace) -> int:
-    from osu_bench.training.results import joined, load
+    from osu_bench.training.results import load, merge_seeds
 
     if args.show is None:
         return _measure(args)
-    for session in (sessions := joined(load(args.show))):
+    for session in (sessions := merge_seeds(load(args.show))):
         _print(session)
-    _draw(sessions, args.plot)
+    _plot(sessions, args.plot)
     return 0
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Train on all ranks; an error of one ends them all."""
+    """Train on all ranks; abort the job if one of them fails."""
     from mpi4py import MPI
 
     from mpi_gpucomp.errors import GpucompError
 
     try:
-        session = _trained(args)
+        session = _train(args)
     except Exception as error:
         if MPI.COMM_WORLD.size == 1:
             raise
@@ -81,51 +80,51 @@ def _measure(args: argparse.Namespace) -> int:
         return 2
     if MPI.COMM_WORLD.rank == 0:
         _print(session)
-        _keep(session, args)
+        _save(session, args)
     return 0
 
 
-def _trained(args: argparse.Namespace) -> Session:
-    # Else hosts whose addresses have no names make torch warn, once for each connection.
+def _train(args: argparse.Namespace) -> Session:
+    # torch logs a warning per connection if a host address has no name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
     import torch.distributed as dist
     from mpi4py import MPI
 
-    import mpi_gpucomp.torch  # noqa: F401  makes torch know the backend
+    import mpi_gpucomp.torch  # noqa: F401  registers the backend
     from osu_bench.bench import NETWORK
     from osu_bench.results import machine
     from osu_bench.training.loop import train
     from osu_bench.training.results import Session
     from osu_bench.training.task import SIZES, TASKS
 
-    torch.set_num_threads(1)  # the ranks share the cores
+    torch.set_num_threads(1)  # ranks share the cores
     dist.init_process_group("gpucomp")
     size, comm = SIZES[args.model, args.size], MPI.COMM_WORLD
     network = json.loads(os.environ.get(NETWORK, "{}"))
     task, start = TASKS[args.model](size), perf_counter()
 
-    def tell(seed: int, step: int, loss: float) -> None:
+    def report(seed: int, step: int, loss: float) -> None:
         if comm.rank == 0 and (step + 1) % max(1, args.steps // 5) == 0:
             print(f"# seed {seed}, step {step + 1}: loss {loss:.3f}, {perf_counter() - start:.0f} s", flush=True)
 
-    trained = []
+    runs = []
     for seed in args.seeds:
-        trained += train(task, args.compare, args.steps, seed, partial(tell, seed))
+        runs += train(task, args.compare, args.steps, seed, partial(report, seed))
     comm.Barrier()
     dist.destroy_process_group()
-    return Session(args.model, args.size, comm.size, network.get("rate"), size.batch, trained, machine())
+    return Session(args.model, args.size, comm.size, network.get("rate"), size.batch, runs, machine())
 
 
-def _keep(session: Session, args: argparse.Namespace) -> None:
+def _save(session: Session, args: argparse.Namespace) -> None:
     from osu_bench.training.results import load, save
 
     if args.json:
         save([*(load(args.json) if Path(args.json).exists() else []), session], args.json)
-    _draw([session], args.plot)
+    _plot([session], args.plot)
 
 
-def _draw(sessions: list[Session], path: str | None) -> None:
+def _plot(sessions: list[Session], path: str | None) -> None:
     if path:
         from osu_bench.training.plot import plot
 
@@ -147,7 +146,7 @@ def _print(session: Session) -> None:
 def _row(summary: Summary) -> tuple[str, ...]:
     loss = f"{summary.validation:.4f}"
     return (
-        summary.contender,
+        summary.candidate,
         f"{summary.seconds:.3f}",
         "" if summary.saved is None else f"{100 * summary.saved:.1f} %",
         _megabytes(summary.parameter_bytes),

@@ -1,4 +1,4 @@
-"""Loss against time: a panel for each session, a line for each contender, the mean over its seeds."""
+"""Plot loss against time: one panel per session, one line per candidate, averaged over seeds."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from osu_bench.training.results import Session, Trained
+    from osu_bench.training.results import Session, TrainingRun
 
 __all__ = ["plot"]
 
-ACROSS = 2
-SMOOTHED = 0.1
-"""The share of the steps over which losses are averaged."""
+COLUMNS = 2
+SMOOTHING = 0.1
+"""Window of the moving average, as a fraction of all steps."""
 
 
 def plot(sessions: Sequence[Session], path: Path | str) -> None:
-    """Draw the training losses of all contenders against the time that they took, as they learned side by side."""
-    across, down = min(ACROSS, len(sessions)), -(-len(sessions) // ACROSS)
-    drawing = new_figure(path, 0.6 + 3.7 * across, 2.9 * down)
-    panels = drawing.subplots(down, across, squeeze=False).flat
+    """Plot the training loss of all candidates against accumulated step time."""
+    columns, rows = min(COLUMNS, len(sessions)), -(-len(sessions) // COLUMNS)
+    figure = new_figure(path, 0.6 + 3.7 * columns, 2.9 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes in panels[len(sessions) :]:
         axes.set_axis_off()
     for axes, session in zip(panels, sessions, strict=False):
-        for name in session.contenders():
-            _line(axes, name, [one for one in session.trained if one.contender == name])
-        _scales(axes, session)
-    save_figure(drawing, path)
+        for name in session.candidates():
+            _plot_candidate(axes, name, [run for run in session.trained if run.contender == name])
+        _label_axes(axes, session)
+    save_figure(figure, path)
 
 
-def _line(axes: Any, name: str, runs: Sequence[Trained]) -> None:
+def _plot_candidate(axes: Any, name: str, runs: Sequence[TrainingRun]) -> None:
     times = [list(accumulate(run.seconds)) for run in runs]
     losses = [_smooth(run.losses) for run in runs]
-    x = [sum(several) / len(runs) for several in zip(*times, strict=True)]
-    y = [sum(several) / len(runs) for several in zip(*losses, strict=True)]
-    dashes = "--" if "/" in name else "-"  # it has the colour of its parameters' codec
-    axes.plot(x, y, color=look(name).light, linestyle=dashes, linewidth=1.4, label=name)
+    x = [sum(values) / len(runs) for values in zip(*times, strict=True)]
+    y = [sum(values) / len(runs) for values in zip(*losses, strict=True)]
+    style = "--" if "/" in name else "-"  # the colour is that of the parameter codec
+    axes.plot(x, y, color=look(name).light, linestyle=style, linewidth=1.4, label=name)
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:
-    """Average each loss with some before it."""
-    width = max(1, round(SMOOTHED * len(losses)))
-    spans = [losses[max(0, end - width) : end] for end in range(1, len(losses) + 1)]
-    return [sum(span) / len(span) for span in spans]
+    """Return the moving average of the losses."""
+    width = max(1, round(SMOOTHING * len(losses)))
+    windows = [losses[max(0, end - width) : end] for end in range(1, len(losses) + 1)]
+    return [sum(window) / len(window) for window in windows]
 
 
-def _scales(axes: Any, session: Session) -> None:
+def _label_axes(axes: Any, session: Session) -> None:
     network = f", {in_words(session.rate)}" if session.rate else ""
     parameters = f"{session.trained[0].parameters / 1e6:.1f} M parameters"
     axes.set_title(f"{session.model}, {parameters}, {session.ranks} ranks{network}", loc="left", fontsize=9, color=INK)

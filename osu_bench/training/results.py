@@ -1,4 +1,7 @@
-"""What trainings have shown, as data: a file holds any number of them."""
+"""Results of training runs, and their JSON file: a list of sessions.
+
+Files and the fields read from them call a candidate `contender`.
+"""
 
 from __future__ import annotations
 
@@ -13,84 +16,84 @@ from mpi_gpucomp.errors import BufferSpecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Session", "Summary", "Trained", "joined", "load", "save", "summaries"]
+__all__ = ["Session", "Summary", "TrainingRun", "load", "merge_seeds", "save", "summaries"]
 
 FORMAT = "osu_bench training"
 WARM_UP = 2
-"""Steps at the start that are not counted: DDP makes its buckets anew after the first."""
+"""Initial steps left out of the figures: DDP rebuilds its buckets after the first."""
 
 
 @dataclass
-class Trained:
-    """One contender's training."""
+class TrainingRun:
+    """One training run of one candidate."""
 
     contender: str
     seed: int
     parameters: int
     seconds: list[float] = field(default_factory=list)
-    """Of each step, on the slowest rank."""
+    """Time of each step on the slowest rank."""
     losses: list[float] = field(default_factory=list)
-    """Of each step, the mean of the ranks."""
+    """Loss of each step, averaged over the ranks."""
     parameter_bytes: list[int] = field(default_factory=list)
     gradient_bytes: list[int] = field(default_factory=list)
-    """Sent in each step by the rank that sent most; empty where nobody knows."""
+    """Bytes sent per step by the busiest rank; empty if not counted."""
     validation: float = 0.0
 
 
 @dataclass
 class Session:
-    """Trainings under one set of conditions, whose contenders took turns."""
+    """Runs under the same conditions, whose candidates alternated step by step."""
 
     model: str
     size: str
     ranks: int
     rate: float | None
-    """Bits a second of each host's link; None where nothing is known to limit it."""
+    """Link rate of each host in bit/s; None if unshaped."""
     batch: int
-    trained: list[Trained]
+    trained: list[TrainingRun]
     machine: dict[str, Any] = field(default_factory=dict)
 
-    def contenders(self) -> list[str]:
-        """Return the contenders, in the order in which they were named."""
-        return list(dict.fromkeys(one.contender for one in self.trained))
+    def candidates(self) -> list[str]:
+        """Return the candidates in the order given."""
+        return list(dict.fromkeys(run.contender for run in self.trained))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one contender."""
+    """The figures of one candidate."""
 
-    contender: str
+    candidate: str
     seconds: float
-    """The median of a step."""
+    """Median step time."""
     saved: float | None
-    """Median over the steps of the share of time saved, against the first contender's step beside it."""
+    """Median fraction of time saved against the same step of the first candidate."""
     parameter_bytes: float | None
     gradient_bytes: float | None
     validation: float
     spread: float | None
-    """The standard deviation over the seeds."""
+    """Standard deviation over the seeds."""
     seeds: int
 
 
 def summaries(session: Session) -> list[Summary]:
-    """Return the figures of all contenders."""
-    first = [one for one in session.trained if one.contender == session.contenders()[0]]
-    return [_summary([one for one in session.trained if one.contender == name], first) for name in session.contenders()]
+    """Summarise each candidate."""
+    first = [run for run in session.trained if run.contender == session.candidates()[0]]
+    return [_summary([run for run in session.trained if run.contender == name], first) for name in session.candidates()]
 
 
-def _summary(runs: Sequence[Trained], first: Sequence[Trained]) -> Summary:
+def _summary(runs: Sequence[TrainingRun], first: Sequence[TrainingRun]) -> Summary:
     pairs = [
-        (ours, theirs)
-        for one, other in zip(runs, first, strict=True)
-        for ours, theirs in list(zip(one.seconds, other.seconds, strict=True))[WARM_UP:]
+        pair
+        for run, baseline in zip(runs, first, strict=True)
+        for pair in list(zip(run.seconds, baseline.seconds, strict=True))[WARM_UP:]
     ]
-    losses = [one.validation for one in runs]
+    losses = [run.validation for run in runs]
     return Summary(
         runs[0].contender,
-        median(ours for ours, _ in pairs),
-        median(1 - ours / theirs for ours, theirs in pairs) if runs[0] is not first[0] else None,
-        _mean([count for one in runs for count in one.parameter_bytes[WARM_UP:]]),
-        _mean([count for one in runs for count in one.gradient_bytes[WARM_UP:]]),
+        median(seconds for seconds, _ in pairs),
+        median(1 - seconds / baseline for seconds, baseline in pairs) if runs[0] is not first[0] else None,
+        _mean([count for run in runs for count in run.parameter_bytes[WARM_UP:]]),
+        _mean([count for run in runs for count in run.gradient_bytes[WARM_UP:]]),
         mean(losses),
         stdev(losses) if len(losses) > 1 else None,
         len(losses),
@@ -101,21 +104,21 @@ def _mean(counts: Sequence[int]) -> float | None:
     return mean(counts) if counts else None
 
 
-def joined(sessions: Sequence[Session]) -> list[Session]:
-    """Put sessions that differ in their seeds alone into one."""
-    alike: dict[tuple[Any, ...], Session] = {}
-    for one in sessions:
-        steps = len(one.trained[0].seconds)
-        key = (one.model, one.size, one.ranks, one.rate, one.batch, steps, *one.contenders())
-        if key in alike:
-            alike[key] = replace(alike[key], trained=[*alike[key].trained, *one.trained])
+def merge_seeds(sessions: Sequence[Session]) -> list[Session]:
+    """Merge sessions that differ only in their seeds."""
+    merged: dict[tuple[Any, ...], Session] = {}
+    for session in sessions:
+        steps = len(session.trained[0].seconds)
+        key = (session.model, session.size, session.ranks, session.rate, session.batch, steps, *session.candidates())
+        if key in merged:
+            merged[key] = replace(merged[key], trained=[*merged[key].trained, *session.trained])
         else:
-            alike[key] = one
-    return list(alike.values())
+            merged[key] = session
+    return list(merged.values())
 
 
 def save(sessions: Sequence[Session], path: Path | str) -> None:
-    """Write sessions as JSON."""
+    """Write sessions to a JSON file."""
     text = json.dumps({"format": FORMAT, "sessions": [asdict(session) for session in sessions]}, separators=(",", ":"))
     partial = Path(f"{path}.partial")
     partial.write_text(text.replace('{"contender"', '\n{"contender"') + "\n")
@@ -123,18 +126,20 @@ def save(sessions: Sequence[Session], path: Path | str) -> None:
 
 
 def load(path: Path | str) -> list[Session]:
-    """Read what `save` has written."""
+    """Read sessions from a file written by `save`."""
     try:
         content = json.loads(Path(path).read_text())
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}")
-        return [_session(one) for one in content["sessions"]]
+        return [_session(entry) for entry in content["sessions"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         got = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        remedy = "Make one with `osu_bench training --json FILE`."
-        raise BufferSpecError(f"file {path}", expected="trainings of osu_bench", got=got, remedy=remedy) from error
+        remedy = "Create one with `osu_bench training --json FILE`."
+        raise BufferSpecError(
+            f"file {path}", expected="results of `osu_bench training`", got=got, remedy=remedy
+        ) from error
 
 
 def _session(content: dict[str, Any]) -> Session:
-    trained = [Trained(**one) for one in content.pop("trained")]
-    return Session(**content, trained=trained)
+    runs = [TrainingRun(**entry) for entry in content.pop("trained")]
+    return Session(**content, trained=runs)

@@ -1,7 +1,8 @@
-"""How updated parameters get from the rank that owns them to all others, after each step.
+"""Exchange of updated parameters after each step, from the rank that owns them to all others.
 
-All are torch's ZeroRedundancyOptimizer, with one bucket of parameters for each rank. Ours broadcasts them through the
-process group `gpucomp`; `p2p:CODEC` encodes each message, `delta` sends what has changed, `gloo` is torch's own.
+All exchanges use torch's ZeroRedundancyOptimizer with one bucket of parameters per rank. By default the buckets are
+broadcast by a `gpucomp` process group; `p2p:CODEC` encodes each point-to-point message, `delta` broadcasts differences,
+and `gloo` uses torch's gloo backend.
 """
 
 from __future__ import annotations
@@ -20,80 +21,80 @@ from osu_bench.rivals.p2p import PerMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Spreading", "spreading"]
+__all__ = ["ParameterExchange", "parameter_exchange"]
 
 
-class Spreading:
-    """One way, over a group of torch's."""
+class ParameterExchange:
+    """Parameter exchange by the broadcasts of a torch process group."""
 
     def __init__(self, group: Any) -> None:
-        """Let all ranks make one."""
+        """Use a process group; collective."""
         self.group = group
 
-    def optimizer(self, parameters: Iterable[torch.Tensor], rate: float) -> ZeroRedundancyOptimizer:
-        """Make the optimizer of a model."""
+    def optimizer(self, parameters: Iterable[torch.Tensor], learning_rate: float) -> ZeroRedundancyOptimizer:
+        """Create the optimizer of a model."""
         return ZeroRedundancyOptimizer(
-            parameters, torch.optim.AdamW, self.group, parameters_as_bucket_view=True, lr=rate
+            parameters, torch.optim.AdamW, self.group, parameters_as_bucket_view=True, lr=learning_rate
         )
 
-    def sent(self) -> int | None:
-        """Return the bytes that this rank has sent so far, if that is known."""
+    def bytes_sent(self) -> int | None:
+        """Return the bytes sent by this rank so far, or None if not counted."""
         communicator = getattr(self.group, "communicator", None)
         return communicator.stats().bytes_sent if isinstance(communicator, Communicator) else None
 
     def close(self) -> None:
-        """End it; all ranks do."""
+        """Destroy the group; collective."""
         dist.destroy_process_group(self.group)
 
 
-class _Another(Spreading):
-    """A way beside torch's groups, which only serve for what the optimizer asks of them otherwise."""
+class _BucketExchange(ParameterExchange):
+    """Base of exchanges that replace the optimizer's broadcasts; the default group serves its other collectives."""
 
     def __init__(self) -> None:
         super().__init__(dist.group.WORLD)
 
-    def optimizer(self, parameters: Iterable[torch.Tensor], rate: float) -> ZeroRedundancyOptimizer:
-        """Make one that calls `spread` in place of its broadcasts."""
-        spread = self.spread
+    def optimizer(self, parameters: Iterable[torch.Tensor], learning_rate: float) -> ZeroRedundancyOptimizer:
+        """Create an optimizer that calls `exchange` instead of broadcasting."""
+        exchange = self.exchange
 
         class Optimizer(ZeroRedundancyOptimizer):
             def _sync_params(self) -> None:
-                spread(self._buckets[0])
+                exchange(self._buckets[0])
 
-        return Optimizer(parameters, torch.optim.AdamW, self.group, parameters_as_bucket_view=True, lr=rate)
+        return Optimizer(parameters, torch.optim.AdamW, self.group, parameters_as_bucket_view=True, lr=learning_rate)
 
-    def spread(self, buckets: list[torch.Tensor]) -> None:
-        """Send each rank's bucket to all others."""
+    def exchange(self, buckets: list[torch.Tensor]) -> None:
+        """Broadcast each rank's bucket."""
         raise NotImplementedError
 
 
-class _PerMessage(_Another):
+class _PerMessageExchange(_BucketExchange):
     def __init__(self, codec: str) -> None:
         super().__init__()
-        self._rival = PerMessage(MPI.COMM_WORLD, codec)
+        self._broadcasts = PerMessage(MPI.COMM_WORLD, codec)
 
-    def spread(self, buckets: list[torch.Tensor]) -> None:
-        """Broadcast one after the other, as MPI would."""
+    def exchange(self, buckets: list[torch.Tensor]) -> None:
+        """Broadcast one bucket after the other."""
         for root, bucket in enumerate(buckets):
-            self._rival.bcast(bucket.numpy(), root)
+            self._broadcasts.bcast(bucket.numpy(), root)
 
-    def sent(self) -> int:
-        """Ask the rival."""
-        return self._rival.stats()[0]
+    def bytes_sent(self) -> int:
+        """Return the bytes sent by this rank so far."""
+        return self._broadcasts.stats()[0]
 
     def close(self) -> None:
-        """Close the rival."""
-        self._rival.close()
+        """Free the communicator; collective."""
+        self._broadcasts.close()
 
 
-class _Delta(_Another):
+class _DeltaExchange(_BucketExchange):
     def __init__(self) -> None:
         super().__init__()
         self._communicator = Communicator(MPI.COMM_WORLD)
         self._syncs: list[ParameterSync] = []
 
-    def spread(self, buckets: list[torch.Tensor]) -> None:
-        """Start all, then wait."""
+    def exchange(self, buckets: list[torch.Tensor]) -> None:
+        """Start all broadcasts, then wait for them."""
         if not self._syncs:
             self._syncs = [ParameterSync([b], n, "delta", self._communicator) for n, b in enumerate(buckets)]
         for sync in self._syncs:
@@ -101,27 +102,29 @@ class _Delta(_Another):
         for sync in self._syncs:
             sync.wait()
 
-    def sent(self) -> int:
-        """Ask the communicator."""
+    def bytes_sent(self) -> int:
+        """Return the bytes sent by this rank so far."""
         return self._communicator.stats().bytes_sent
 
     def close(self) -> None:
-        """Free the communicator."""
+        """Free the communicator; collective."""
         for sync in self._syncs:
             sync.close()
         self._communicator.Free()
 
 
-def spreading(name: str) -> Spreading:
-    """Make the way of a name; all ranks do."""
+def parameter_exchange(name: str) -> ParameterExchange:
+    """Create the exchange of a candidate; collective."""
     kind, _, codec = name.partition(":")
-    others: dict[str, Callable[[], Spreading]] = {
-        "p2p": lambda: _PerMessage(codec),
-        "delta": _Delta,
-        "gloo": lambda: Spreading(dist.new_group(backend="gloo")),
+    special: dict[str, Callable[[], ParameterExchange]] = {
+        "p2p": lambda: _PerMessageExchange(codec),
+        "delta": _DeltaExchange,
+        "gloo": lambda: ParameterExchange(dist.new_group(backend="gloo")),
     }
-    if kind in others:
-        return others[kind]()
-    # The owner keeps what it has computed: rounded again after each step, small updates may be lost. The codec is that
-    # of a role, because a group with none but `none` is MPI's own, and here it is the chunked chain.
-    return Spreading(dist.new_group(backend="gpucomp", pg_options=Options(roles={"parameters": name}, exact_root=True)))
+    if kind in special:
+        return special[kind]()
+    # The owner keeps its exact values: if they were rounded after each step, small updates could be lost. The codec is
+    # set by role because a group whose only codec is `none` passes everything through to native MPI, and the candidate
+    # `none` measures the chunked chain.
+    options = Options(roles={"parameters": name}, exact_root=True)
+    return ParameterExchange(dist.new_group(backend="gpucomp", pg_options=options))

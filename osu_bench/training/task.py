@@ -1,4 +1,4 @@
-"""What is learned: a model, its data, and a measure of how well it has learned."""
+"""Training tasks: a model, its data and its loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
-from osu_bench.training.data import drawings, sentences, windows
+from osu_bench.training.data import generate_text, shape_images, text_windows
 from osu_bench.training.models import Transformer, residual_network
 
 if TYPE_CHECKING:
@@ -18,88 +18,88 @@ if TYPE_CHECKING:
 
 __all__ = ["SIZES", "TASKS", "Size", "Task"]
 
-LETTERS, KEPT_BACK = 1 << 18, 1 << 14
-"""Letters of the text, and those at its end that are only used to validate."""
-LENGTH = 64
-"""Letters that the transformer sees at once."""
+TEXT_LENGTH, VALIDATION_LENGTH = 1 << 18, 1 << 14
+"""Characters of the text, and those at its end that are held out for validation."""
+CONTEXT = 64
+"""Characters of context of the transformer."""
 
 
 class Size(NamedTuple):
-    """How large a model is, and how it is trained."""
+    """Size of a model, and hyperparameters of its training."""
 
     width: int
     layers: int
     batch: int
-    """Examples of a rank in each step."""
-    rate: float
-    validated: int
-    """Examples that a model is validated with, the same for all."""
+    """Examples per rank and step."""
+    learning_rate: float
+    validation_examples: int
 
 
 class Task(ABC):
-    """Something to learn, of one size; all ranks make the same."""
+    """A model and its data; the same on all ranks."""
 
     def __init__(self, size: Size) -> None:
-        """Make the data."""
+        """Create the data."""
         self.size = size
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Make an untrained model, of torch's random numbers."""
+        """Create an untrained model from torch's global random state."""
 
     @abstractmethod
-    def batch(self, count: int, random: torch.Generator, *, held_back: bool = False) -> Pair:
-        """Draw examples and what is to be said of them; some are held back, to validate."""
+    def batch(self, count: int, random: torch.Generator, *, validation: bool = False) -> Pair:
+        """Draw inputs and targets, from the validation set if `validation`."""
 
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return how wrong a model is."""
-        scores = model(x)
-        return functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), y.reshape(-1))
+        """Return the cross-entropy of a batch."""
+        logits = model(x)
+        return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
 
     def validate(self, model: nn.Module) -> float:
-        """Return how wrong a model is with examples that it has not seen."""
+        """Return the loss on the validation set."""
         random = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            return float(self.loss(model, *self.batch(self.size.validated, random, held_back=True)))
+            return float(self.loss(model, *self.batch(self.size.validation_examples, random, validation=True)))
 
 
-class Text(Task):
-    """The next letter of a text."""
+class TextTask(Task):
+    """Predict the next character of a text."""
 
     def __init__(self, size: Size) -> None:
-        """Write the text."""
+        """Generate the text."""
         super().__init__(size)
-        text = sentences(1, LETTERS)
+        text = generate_text(1, TEXT_LENGTH)
         self._alphabet = sorted(set(text))
-        numbers = {letter: number for number, letter in enumerate(self._alphabet)}
-        self._text = torch.tensor([numbers[letter] for letter in text])
+        index = {character: number for number, character in enumerate(self._alphabet)}
+        self._text = torch.tensor([index[character] for character in text])
 
     def model(self) -> nn.Module:
-        """Make a transformer."""
-        return Transformer(len(self._alphabet), LENGTH, self.size.width, self.size.layers)
+        """Create a transformer."""
+        return Transformer(len(self._alphabet), CONTEXT, self.size.width, self.size.layers)
 
-    def batch(self, count: int, random: torch.Generator, *, held_back: bool = False) -> Pair:
-        """Take pieces of the text."""
-        return windows(self._text[-KEPT_BACK:] if held_back else self._text[:-KEPT_BACK], LENGTH, count, random)
+    def batch(self, count: int, random: torch.Generator, *, validation: bool = False) -> Pair:
+        """Draw windows of the text."""
+        text = self._text[-VALIDATION_LENGTH:] if validation else self._text[:-VALIDATION_LENGTH]
+        return text_windows(text, CONTEXT, count, random)
 
 
-class Shapes(Task):
-    """The kind of a drawn shape."""
+class ShapesTask(Task):
+    """Classify images of shapes."""
 
     def model(self) -> nn.Module:
-        """Make a residual network."""
+        """Create a residual network."""
         return residual_network(tuple(self.size.width << stage for stage in range(self.size.layers)))
 
-    def batch(self, count: int, random: torch.Generator, *, held_back: bool = False) -> Pair:
-        """Draw shapes; there are so many that none is drawn twice."""
-        return drawings(count, random)
+    def batch(self, count: int, random: torch.Generator, *, validation: bool = False) -> Pair:
+        """Draw new images; training and validation images never coincide."""
+        return shape_images(count, random)
 
 
-TASKS: dict[str, type[Task]] = {"transformer": Text, "resnet": Shapes}
+TASKS: dict[str, type[Task]] = {"transformer": TextTask, "resnet": ShapesTask}
 SIZES = {
     ("transformer", "small"): Size(128, 2, 8, 2e-3, 256),
     ("transformer", "large"): Size(512, 3, 2, 3e-4, 64),
     ("resnet", "small"): Size(16, 3, 16, 2e-3, 256),
     ("resnet", "large"): Size(64, 4, 4, 1e-3, 128),
 }
-"""Small ones to compare losses with, large ones (10 million parameters) to compare times with."""
+"""`small` for comparing losses, `large` (10 million parameters) for comparing step times."""

@@ -1,7 +1,7 @@
-"""How much smaller successive versions of a model's parameters get: `python -m osu_bench.training.versions`.
+"""Compression ratio of successive model versions: `python -m osu_bench.training.versions`.
 
-In one process, on the whole model: encoded by itself (`split`), and as the difference from the version one step before
-(`delta`), in float32 and in the bfloat16 that inference workers are often sent.
+Runs in one process on the whole model, in float32 and bfloat16. `split` encodes a version on its own, `delta` encodes
+its difference from the version one step before.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ HEADER = ("step", "type", "split", "delta")
 def versions(
     model: str, size: str, steps: Sequence[int], rate: float | None = None
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Train a model; yield some steps, each with the parameters before it and behind it."""
+    """Train a model; for each of `steps` yield its number and the parameters before and after it."""
     torch.manual_seed(1)
     task, random = TASKS[model](SIZES[model, size]), torch.Generator().manual_seed(1)
     net = task.model()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=rate or task.size.rate)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=rate or task.size.learning_rate)
     for step in range(max(steps) + 1):
         before = _flat(net) if step in steps else None
         optimizer.zero_grad()
@@ -50,41 +50,45 @@ def _flat(net: torch.nn.Module) -> torch.Tensor:
 
 
 def ratio(before: torch.Tensor, after: torch.Tensor, codec: str) -> float:
-    """Return how many times smaller a version gets: by a codec, or with `delta` as the difference from the last one."""
+    """Return the compression ratio of `after`; with codec `delta`, of its difference from `before`."""
     values, base = as_buffer(after), as_buffer(before)
     device = get_device("host")
     with device.alloc(base.nbytes) as copy:
         stream = device.stream()
         stream.copy(copy.address, base.address, base.nbytes)
         stream.synchronize()
-        found = values.nbytes / _encoded(Delta(values, copy) if codec == "delta" else get_codec(codec), values)
+        encoded = _encoded_bytes(Delta(values, copy) if codec == "delta" else get_codec(codec), values)
         stream.close()
-        return found
+        return values.nbytes / encoded
 
 
-def _encoded(codec: Codec, values: Buffer) -> int:
+def _encoded_bytes(codec: Codec, values: Buffer) -> int:
     device = get_device("host")
     stream = device.stream()
-    with device.alloc(codec.max_encoded(values.count, values.dtype)) as room:
-        nbytes = codec.encode(values, room, stream).result()
+    with device.alloc(codec.max_encoded(values.count, values.dtype)) as encoded:
+        nbytes = codec.encode(values, encoded, stream).result()
     stream.close()
     return values.nbytes if nbytes is None else nbytes
 
 
 def main() -> None:
-    """Print the ratios of some steps."""
-    parser = argparse.ArgumentParser(prog="osu_bench.training.versions", description="Ratios of successive versions.")
+    """Print a table of compression ratios."""
+    parser = argparse.ArgumentParser(
+        prog="osu_bench.training.versions", description="Compression ratios of successive model versions."
+    )
     parser.add_argument("--model", choices=TASKS, default="transformer")
     parser.add_argument("--size", choices=("small", "large"), default="small")
-    parser.add_argument("--rate", type=float, help="at which it learns, instead of the example's own")
-    parser.add_argument("--steps", type=int, nargs="+", default=[2, 20, 100], help="(default 2 20 100)")
+    parser.add_argument("--rate", type=float, help="learning rate (default: that of the task)")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[2, 20, 100], help="steps to compare (default 2 20 100)"
+    )
     args = parser.parse_args()
     rows = []
     for step, before, after in versions(args.model, args.size, args.steps, args.rate):
-        for kind in (torch.float32, torch.bfloat16):
-            pair = before.to(kind), after.to(kind)
-            found = [f"{ratio(*pair, codec):.2f}" for codec in ("split", "delta")]
-            rows.append((str(step), str(kind).removeprefix("torch."), *found))
+        for dtype in (torch.float32, torch.bfloat16):
+            pair = before.to(dtype), after.to(dtype)
+            ratios = [f"{ratio(*pair, codec):.2f}" for codec in ("split", "delta")]
+            rows.append((str(step), str(dtype).removeprefix("torch."), *ratios))
     print(table(HEADER, rows))
 
 
