@@ -26,7 +26,7 @@ from mpi_gpucomp.schedule.cost import FREE, CodecCost, LinkCost, default_chunk_b
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.topology import WAYS, Port, Topology
-from mpi_gpucomp.schedule.verify.deadlock import executable, paired
+from mpi_gpucomp.schedule.verify.deadlock import execution_order, match_messages
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm, Place
@@ -316,7 +316,7 @@ def _coded(algorithm: Algorithm) -> frozenset[tuple[int, int]]:
     """Count the chunks that ranks encode and decode: what came in a frame, or left in one, is sent on in that frame."""
     encoded, decoded = [0] * algorithm.ranks, [0] * algorithm.ranks
     framed: set[tuple[int, str, int]] = set()
-    for spot in executable(algorithm, paired(algorithm)):
+    for spot in execution_order(algorithm, match_messages(algorithm)):
         rank, step = spot.rank, algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step]
         sources, targets = (_places(rank, place, step.count) for place in (step.source, step.writes))
         decoded[rank] += step.count * step.receives

@@ -20,7 +20,7 @@ from mpi_gpucomp.engine.staging import Frame, Scratch, Staging
 from mpi_gpucomp.errors import FrameError, ScheduleError
 from mpi_gpucomp.monitor.recorder import OFF, NoLog
 from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE
-from mpi_gpucomp.schedule.dataflow import ChunkValue, chunk_values
+from mpi_gpucomp.schedule.dataflow import ChunkValue, dataflow
 from mpi_gpucomp.schedule.ir import Place
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Steps:
         self._wire = LaneIO(transport, tag)
         self._program, self._layout, self._dtype = algorithm.programs[rank], layout, dtype
         self._coder, self._rank, self._op = coder, rank, how.get("op", "sum")
-        self._versions = chunk_values(algorithm, rank)
+        self._versions = dataflow(algorithm, rank)
         self._comes_plain = _comes_plain(algorithm, rank)
         self._plain, self._root_too = how.get("plain", False), how.get("root_too", False)
         self._in_place = self._plain and coder.works_in_place
@@ -129,7 +129,9 @@ class Steps:
         if not self._in_place or step.kind not in ("r", "rcs") or step.target is None or step.target.buffer == "s":
             return None
         version = self._versions.written[number, index][chunk]
-        return Place(step.target.buffer, step.target.offset + chunk) if version.first and version.stays else None
+        return (
+            Place(step.target.buffer, step.target.offset + chunk) if version.first_write and version.persists else None
+        )
 
     def _room(self, state: LaneState) -> Frame | None:
         """Return room for the next message: its place in the output, or a frame if there is one to be had."""
@@ -196,11 +198,11 @@ class Steps:
 
     def _send_version(self, state: LaneState, version: ChunkValue, loop: int, source: Buffer) -> Moves:
         """Send a chunk in the frame that it came in or that another lane has made, or make one."""
-        key, uses = (loop, version, state.lane.raw), version.wanted(state.lane.raw)
+        key, uses = (loop, version, state.lane.raw), version.sends_as(state.lane.raw)
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _Shared(uses)
-            if self._in_place and version.given and version.stays:
+            if self._in_place and version.initial and version.persists:
                 frame = Frame(_memory(source))
                 frame.nbytes = source.nbytes
             else:
@@ -219,7 +221,7 @@ class Steps:
 
     def _keep(self, version: ChunkValue, loop: int, frame: Frame, *, plain: bool) -> None:
         """Keep a frame for those who will send the same chunk in the same form."""
-        uses = version.wanted(plain)
+        uses = version.sends_as(plain)
         if uses:
             self._shared[loop, version, plain] = _Shared(uses, frame.hold(uses))
 
@@ -396,7 +398,7 @@ class Task(Steps):
 
     def _prepared(self, number: int) -> LaneState:
         lane = self._program.lanes[number]
-        kept = self._versions.kept(number)
+        kept = self._versions.shared_frames(number)
         room = self._coder.room(self._layout.piece, self._dtype)
         # Frames that wait for other lanes must not take the place of those that would let them go on.
         staging = Staging(self._coder.memory, room, 2 * AHEAD + kept)

@@ -1,6 +1,6 @@
-"""In which order chunks move: schedules as data, built, checked, and exchanged as MSCCL XML."""
+"""Schedules as data: which chunks move in which order; built, checked, and exchanged as MSCCL XML."""
 
-from mpi_gpucomp.schedule.builder import ScheduleBuilder, rotated
+from mpi_gpucomp.schedule.builder import ScheduleBuilder, rotate
 from mpi_gpucomp.schedule.cost import TrafficCount, steps_and_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES, Algorithm, CollectiveSpec, Lane, Place, Program, Step
 from mpi_gpucomp.schedule.verify import checked
@@ -16,6 +16,6 @@ __all__ = [
     "Step",
     "TrafficCount",
     "checked",
-    "rotated",
+    "rotate",
     "steps_and_bytes",
 ]

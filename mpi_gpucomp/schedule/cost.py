@@ -1,4 +1,4 @@
-"""What links and codecs cost in numbers, and the closed formulas of pipelines that follow from them."""
+"""Cost parameters of links, codecs and messages, closed formulas for pipelines, and traffic counts of algorithms."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from fractions import Fraction
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.schedule.verify.deadlock import executable, paired
-from mpi_gpucomp.schedule.verify.diagnostics import StepRef
+from mpi_gpucomp.schedule.verify.deadlock import execution_order, match_messages
+from mpi_gpucomp.schedule.verify.diagnostics import StepRef, step_at
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FREE",
     "MB",
+    "NO_MESSAGE_COST",
     "PER_MB",
-    "UNHANDLED",
     "CodecCost",
     "LinkCost",
     "MessageCost",
@@ -27,34 +27,36 @@ __all__ = [
 ]
 
 MB = 1_000_000
-"""What files and people mean by it; memory sizes such as 512 KiB are written out."""
+"""The decimal megabyte of files and reports; memory sizes such as 512 KiB are written out."""
 PER_MB = 1e-6 / MB
-"""Seconds per byte of one microsecond per MB, the unit of files: 1 Gbit/s is 8000."""
+"""One microsecond per MB in seconds per byte; 1 Gbit/s is 8000 of them."""
 
-PLAIN_UNIT, SHARED_UNIT = 1 << 14, 1 << 16
-LEAST_PLAIN, MOST_PLAIN = 1 << 18, 1 << 22
-"""A chunk without a codec has the root of the message's bytes times a unit, within limits: 1 MiB for 64 MiB.
+RAW_UNIT, SHARED_MEMORY_UNIT = 1 << 14, 1 << 16
+MIN_RAW_CHUNK, MAX_RAW_CHUNK = 1 << 18, 1 << 22
+"""Without a codec the chunk size is `sqrt(message_bytes * unit)`, clamped: 1 MiB for 64 MiB.
 
-The last rank of a chain waits longer the longer a chunk is, and chunks cost more the more there are: so their best
-length grows with the root of the message's. Through memory that ranks share, a chunk is soon through.
+In a chain a longer chunk delays the last rank, while more chunks cost more overhead, so the best size grows with the
+square root of the message size. Chunks through shared memory take less time, so they may be longer.
 """
-CODED_CHUNKS = 16, 1 << 19, 1 << 21
-"""How many chunks the engine cuts a message into with a codec, and how short and long they may be: bytes."""
+ENCODED_CHUNKS, MIN_ENCODED_CHUNK, MAX_ENCODED_CHUNK = 16, 1 << 19, 1 << 21
+"""With a codec a message is cut into this many chunks, whose size in bytes is clamped."""
 
 
 class LinkCost(NamedTuple):
-    """What a message to a neighbour takes, while all ranks send one: seconds, and seconds per byte besides."""
+    """The cost of a message to a neighbour while all ranks send one."""
 
     latency: float
+    """Seconds."""
     per_byte: float
+    """Seconds per byte."""
 
     def seconds(self, nbytes: float) -> float:
-        """Return what a message of so many bytes takes on a link that is free."""
+        """Return the time of a message on an idle link."""
         return self.latency + nbytes * self.per_byte
 
 
 class CodecCost(NamedTuple):
-    """A codec in numbers: seconds per plain byte to make a frame and to read it, and plain bytes for each encoded."""
+    """The cost of a codec: seconds per raw byte to encode and to decode, and raw bytes per encoded byte."""
 
     encode: float = 0.0
     decode: float = 0.0
@@ -62,61 +64,57 @@ class CodecCost(NamedTuple):
 
 
 class MessageCost(NamedTuple):
-    """What a message costs a rank that sends or receives it, besides the wire: most of it time of a processor."""
+    """The cost of a message at its sender and its receiver, besides the link."""
 
     message: float = 0.0
-    """Seconds of a processor for each, however short."""
+    """CPU seconds per message."""
     per_byte: float = 0.0
-    """Seconds of a processor for each byte, such as those of copies and of TCP."""
+    """CPU seconds per byte, such as those of copies and of TCP."""
     wait: float = 0.0
-    """Seconds until a rank notices that a message has come, in which the processor is free for others."""
+    """Seconds until a rank notices an arrived message; the CPU is free meanwhile."""
     frame: float = 0.0
-    """Seconds of a processor for each chunk that is encoded or decoded, besides what its bytes take."""
+    """CPU seconds per encoded or decoded chunk, besides the cost per byte."""
 
     def seconds(self, nbytes: float) -> float:
-        """Return what a processor spends on a message, at either end."""
+        """Return the CPU time of a message at either end."""
         return self.message + nbytes * self.per_byte
 
 
 FREE = CodecCost()
-UNHANDLED = MessageCost()
+NO_MESSAGE_COST = MessageCost()
 
 
-def chain_seconds(nbytes: int, chunk: int, ranks: int, link: LinkCost, coding: CodecCost = FREE) -> float:
-    """Return what a chunked chain takes where nothing disturbs it.
+def chain_seconds(nbytes: int, chunk: int, ranks: int, link: LinkCost, codec: CodecCost = FREE) -> float:
+    """Return the time of an undisturbed chunked chain.
 
-    A plain one takes (M/C + n - 2) (a + C b). With a codec the first chunk is encoded, then each stage takes as long as
-    the slowest of encoding, wire and decoding, and the last chunk is decoded.
+    Without a codec it is (M/C + n - 2) (a + C b). With a codec the first chunk is encoded, then each stage takes as
+    long as the slowest of encoding, link and decoding, and the last chunk is decoded.
     """
     if ranks < 2 or not nbytes:
         return 0.0
-    loops, piece = -(-nbytes // chunk), min(chunk, nbytes)
-    wire = link.seconds(piece / coding.ratio)
-    encode, decode = piece * coding.encode, piece * coding.decode
+    loops, chunk_bytes = -(-nbytes // chunk), min(chunk, nbytes)
+    wire = link.seconds(chunk_bytes / codec.ratio)
+    encode, decode = chunk_bytes * codec.encode, chunk_bytes * codec.decode
     stage = max(encode, wire, decode)
     return encode + (ranks - 1) * wire + (loops - 1) * stage + decode
 
 
 def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False) -> int:
-    """Return the bytes of a chunk where nobody has said how long it should be, as a communicator chooses.
+    """Return the chunk size that a communicator uses unless told otherwise.
 
-    `shared` where all ranks are on one node.
+    `coded` is True with a codec, `shared` if all ranks are on one node.
     """
     if not coded:
-        best = isqrt(nbytes * (SHARED_UNIT if shared else PLAIN_UNIT))
-        return min(MOST_PLAIN, max(LEAST_PLAIN, best & -LEAST_PLAIN))
-    share, least, most = CODED_CHUNKS
-    return min(most, max(least, nbytes // share))
-
-
-# What an algorithm costs on the wire, counted from its steps.
+        best = isqrt(nbytes * (SHARED_MEMORY_UNIT if shared else RAW_UNIT))
+        return min(MAX_RAW_CHUNK, max(MIN_RAW_CHUNK, best & -MIN_RAW_CHUNK))
+    return min(MAX_ENCODED_CHUNK, max(MIN_ENCODED_CHUNK, nbytes // ENCODED_CHUNKS))
 
 
 class TrafficCount(NamedTuple):
-    """The cost of one loop; bytes are a share of its `chunks` chunks, and those of the rank that has most to do."""
+    """The traffic of one loop; bytes are those of the busiest rank, as a fraction of the loop's data."""
 
     steps: int
-    """The longest chain of messages of which each waits for the one before."""
+    """The longest chain of messages that depend on each other."""
     messages: int
     """The most messages that one rank sends."""
     sent: Fraction
@@ -126,7 +124,7 @@ class TrafficCount(NamedTuple):
 
 
 def steps_and_bytes(algorithm: Algorithm) -> TrafficCount:
-    """Count the steps, messages and bytes of an algorithm that has passed its check."""
+    """Count the steps, messages and bytes of a checked algorithm."""
     sent, received = ([0] * algorithm.ranks for _ in range(2))
     messages = [0] * algorithm.ranks
     for rank, program in enumerate(algorithm.programs):
@@ -134,19 +132,18 @@ def steps_and_bytes(algorithm: Algorithm) -> TrafficCount:
             sent[rank] += step.count * step.sends
             received[rank] += step.count * step.receives
             messages[rank] += step.sends
-    share = (Fraction(max(counts), algorithm.chunks) for counts in (sent, received))
-    return TrafficCount(_longest_chain(algorithm), max(messages), *share)
+    fractions = (Fraction(max(counts), algorithm.chunks) for counts in (sent, received))
+    return TrafficCount(_longest_chain(algorithm), max(messages), *fractions)
 
 
 def _longest_chain(algorithm: Algorithm) -> int:
-    pairs = paired(algorithm)
+    messages = match_messages(algorithm)
     length: dict[StepRef, int] = {}
-    for spot in executable(algorithm, pairs):
-        step = algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step]
-        before = [length[StepRef(spot.rank, *other)] for other in step.after]
-        if spot.step:
-            before.append(length[spot._replace(step=spot.step - 1)])
-        if spot in pairs.send_of:
-            before.append(length[pairs.send_of[spot]] + 1)
-        length[spot] = max(before, default=0)
+    for ref in execution_order(algorithm, messages):
+        before = [length[StepRef(ref.rank, *other)] for other in step_at(algorithm, ref).after]
+        if ref.step:
+            before.append(length[ref._replace(step=ref.step - 1)])
+        if ref in messages.send_of:
+            before.append(length[messages.send_of[ref]] + 1)
+        length[ref] = max(before, default=0)
     return max(length.values(), default=0)

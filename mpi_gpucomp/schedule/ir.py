@@ -63,6 +63,7 @@ __all__ = [
     "KINDS",
     "PASSTHROUGH_METHODS",
     "Algorithm",
+    "BufferMap",
     "Collective",
     "CollectiveSpec",
     "Lane",
@@ -224,6 +225,52 @@ class Place:
     def __str__(self) -> str:
         """Return it in index notation, such as o[3]."""
         return f"{self.buffer}[{self.offset}]"
+
+
+BUFFER_NAMES = {"i": "input", "o": "output", "s": "scratch"}
+
+
+class BufferMap:
+    """Numbers the chunks of a rank's buffers, so that aliased chunks of input and output have the same number.
+
+    The numbers are called cells. Those of scratch come last and are unbounded.
+    """
+
+    def __init__(self, spec: CollectiveSpec, rank: int, scratch: int = 0) -> None:
+        """Map the buffers of a rank with `scratch` chunks of scratch."""
+        inputs, outputs, own = spec.input_chunks(rank), spec.output_chunks(rank), rank * spec.block
+        self.lengths = {"i": inputs, "o": outputs, "s": scratch}
+        start = {"i": outputs, "o": 0, "s": inputs + outputs}
+        if spec.aliased(rank):
+            start = {"i": 0, "o": 0, "s": max(inputs, outputs)}
+            if inputs != outputs:
+                start["i" if inputs < outputs else "o"] = own
+        self.start = start
+        self.size = start["s"] + scratch
+        free_input = spec.aliased(rank) and spec.collective == "reduce_scatter"
+        read_only = () if free_input else range(start["i"], start["i"] + inputs)
+        self._read_only = frozenset(read_only) - frozenset(range(start["o"], start["o"] + outputs))
+
+    def cells(self, place: Place, count: int = 1) -> range:
+        """Return the cells of `count` chunks from a place on."""
+        first = self.start[place.buffer] + place.offset
+        return range(first, first + count)
+
+    def contains(self, place: Place, count: int) -> bool:
+        """Return True if `count` chunks from a place on are inside its buffer."""
+        return place.offset >= 0 and place.offset + count <= self.lengths[place.buffer]
+
+    def writable(self, cell: int) -> bool:
+        """Return True unless the cell belongs to a read-only input."""
+        return cell not in self._read_only
+
+    def name(self, cell: int) -> str:
+        """Return the buffer and chunk of a cell, for error messages."""
+        for buffer in ("o", "i", "s"):
+            offset = cell - self.start[buffer]
+            if 0 <= offset < self.lengths[buffer]:
+                return f"{BUFFER_NAMES[buffer]} chunk {offset}"
+        return f"scratch chunk {cell - self.start['s']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import PER_MB, UNHANDLED, CodecCost, LinkCost, MessageCost
+from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST, PER_MB, CodecCost, LinkCost, MessageCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,7 +68,7 @@ class Topology:
     """Seconds that a rank's processor spends on every chunk that it receives or sends, however short."""
     source: str = ""
     """Where the figures come from."""
-    handling: MessageCost = UNHANDLED
+    handling: MessageCost = NO_MESSAGE_COST
     """What a message costs the ranks at its ends."""
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Topology:
         }
         found["processors"] = [{"ranks": sorted(one.ranks), "cores": one.cores} for one in self.processors]
         found["per_chunk_us"] = _tidy(self.per_chunk * 1e6)
-        if self.handling != UNHANDLED:
+        if self.handling != NO_MESSAGE_COST:
             found["handling"] = {
                 "message_us": _tidy(self.handling.message * 1e6),
                 "us_per_MB": _tidy(self.handling.per_byte / PER_MB),

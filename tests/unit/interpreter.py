@@ -1,7 +1,7 @@
-"""A second, independent reading of the rules of `schedule.ir`: runs an algorithm on integers, in a random order.
+"""An independent implementation of the rules of `schedule.ir`: executes an algorithm on integers, in a random order.
 
-It shares nothing with the checker. All lanes of all ranks take tiny moves in an order drawn at random, through several
-loops, and a connection holds one chunk at a time.
+It shares no code with the checker. All lanes of all ranks advance in small moves, in an order drawn at random, through
+several loops, and a connection buffers one chunk.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Inputs = list[list[int]]
 """The input of every rank in a loop."""
 
 
-class Stuck(Exception):
-    """Nothing can move, and not everything is done."""
+class Deadlock(Exception):
+    """No lane can advance, and not all have finished."""
 
 
 def draw_inputs(algorithm: Algorithm, seed: int) -> Inputs:
@@ -29,7 +29,7 @@ def draw_inputs(algorithm: Algorithm, seed: int) -> Inputs:
 
 
 def outcome(algorithm: Algorithm, inputs: Inputs, rank: int) -> list[int] | None:
-    """Return the output by the collective's definition, or None where a rank has none."""
+    """Return the output by the definition of the collective, or None for a rank without one."""
     ranks, root = algorithm.ranks, algorithm.root or 0
     k = algorithm.chunks // ranks
     own = slice(rank * k, rank * k + k)
@@ -48,7 +48,7 @@ def outcome(algorithm: Algorithm, inputs: Inputs, rank: int) -> list[int] | None
 
 
 class Buffers:
-    """The buffers of one rank in one loop, where input and output may be parts of one list."""
+    """The buffers of one rank in one loop; input and output may share a list."""
 
     def __init__(self, algorithm: Algorithm, inputs: Inputs, rank: int) -> None:
         result = outcome(algorithm, inputs, rank)
@@ -69,7 +69,7 @@ class Buffers:
 
     def read(self, place: Place, chunk: int) -> int:
         value = self.lists[place.buffer][self.starts[place.buffer] + place.offset + chunk]
-        assert value is not None, f"{place} holds nothing"
+        assert value is not None, f"{place} is uninitialised"
         return value
 
     def write(self, place: Place, chunk: int, value: int) -> None:
@@ -80,7 +80,7 @@ class Buffers:
 
 
 class Machine:
-    """All ranks."""
+    """The state of all ranks."""
 
     def __init__(self, algorithm: Algorithm, loops: list[Inputs], room: int) -> None:
         self.algorithm, self.room = algorithm, room
@@ -89,7 +89,7 @@ class Machine:
         self.done: dict[tuple[int, int], int] = {}
 
     def lane(self, rank: int, number: int, lane: Lane) -> Iterator[Callable[[], bool] | None]:
-        """Run a lane; yield what it waits for, or None between moves."""
+        """Run a lane; yield the condition that it waits for, or None between moves."""
         incoming = self.wires.setdefault((lane.receive, rank, lane.channel), deque())
         outgoing = self.wires.setdefault((rank, lane.send, lane.channel), deque())
         lanes = self.algorithm.programs[rank].lanes
@@ -144,8 +144,8 @@ def run(algorithm: Algorithm, seed: int = 0, loops: int = 3, room: int = 1) -> N
                     break
             entry[1] = waits
         if not moved:
-            raise Stuck
-    assert not any(machine.wires.values()), "messages are left over"
+            raise Deadlock
+    assert not any(machine.wires.values()), "unreceived messages"
     for loop, given in enumerate(inputs):
         for rank in range(algorithm.ranks):
             expected = outcome(algorithm, given, rank)

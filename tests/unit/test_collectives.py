@@ -1,4 +1,4 @@
-"""Every built-in algorithm: that it does what it should, among any number of ranks, and costs what the table says."""
+"""Every built-in algorithm: correct for any number of ranks, with the costs that the documentation states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpi_gpucomp.schedule.algorithms import TABLE, algorithms, build
 from mpi_gpucomp.schedule.ir import COLLECTIVE_OF, PASSTHROUGH_METHODS
 from mpi_gpucomp.schedule.verify import check
 
-NAMES = [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
+NAMES = [(collective, info.name) for collective in COLLECTIVES for info in algorithms(collective)]
 TWO_LEVEL = [(collective, name) for collective, name in NAMES if TABLE[collective][name].two_level]
 RANKS = (1, 2, 3, 4, 5, 8, 11, 16)
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "ALGORITHMS.md"
@@ -57,7 +57,7 @@ def test_buffers_of_each_collective(collective: str):
 
 
 def test_every_collective_has_algorithms():
-    assert {collective: [row.name for row in algorithms(collective)] for collective in COLLECTIVES} == {
+    assert {collective: [info.name for info in algorithms(collective)] for collective in COLLECTIVES} == {
         "broadcast": ["chain", "tree", "binomial", "scatter_allgather", "two_level"],
         "reduce": ["chain", "binomial"],
         "allreduce": ["ring", "recursive_doubling", "reduce_scatter_allgather", "tree", "two_level"],
@@ -72,7 +72,7 @@ def test_every_collective_has_algorithms():
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(("collective", "name"), NAMES)
-def test_results(collective: str, name: str, ranks: int, in_place: bool):
+def test_result(collective: str, name: str, ranks: int, in_place: bool):
     for root in roots(collective, ranks):
         algorithm = build(collective, name, ranks, root, in_place=in_place)
         assert (algorithm.collective, algorithm.name, algorithm.ranks) == (collective, name, ranks)
@@ -95,7 +95,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("nodes", LAYOUTS)
 @pytest.mark.parametrize(("collective", "name"), TWO_LEVEL)
-def test_two_levels_on_any_layout(collective: str, name: str, nodes: list[list[int]], in_place: bool):
+def test_two_level_on_any_layout(collective: str, name: str, nodes: list[list[int]], in_place: bool):
     ranks = sum(map(len, nodes))
     for root in roots(collective, ranks):
         algorithm = build(collective, name, ranks, root, nodes, in_place)
@@ -121,7 +121,7 @@ def kinds(algorithm: Algorithm) -> list[list[list[str]]]:
     return [[[step.kind for step in lane.steps] for lane in program.lanes] for program in algorithm.programs]
 
 
-def test_chains_pass_chunks_on_in_one_step():
+def test_chains_forward_chunks_in_one_step():
     assert kinds(build("broadcast", "chain", 4)) == [[["s"]], [["rcs"]], [["rcs"]], [["r"]]]
     assert kinds(build("reduce", "chain", 4)) == [[["rrc"]], [["rrs"]], [["rrs"]], [["s"]]]
 
@@ -151,9 +151,9 @@ def test_no_scratch(collective: str, name: str):
 
 
 def test_the_root_of_a_broadcast_receives_nothing():
-    for row in algorithms("broadcast"):
+    for info in algorithms("broadcast"):
         for ranks in RANKS:
-            assert not any(step.receives for _, _, step in build("broadcast", row.name, ranks).programs[0].steps())
+            assert not any(step.receives for _, _, step in build("broadcast", info.name, ranks).programs[0].steps())
 
 
 def documented() -> list[tuple[str, ...]]:
@@ -163,17 +163,17 @@ def documented() -> list[tuple[str, ...]]:
     ][1:]
 
 
-def test_the_document_has_every_algorithm():
+def test_the_documentation_lists_every_algorithm():
     assert [row[:2] for row in documented()] == NAMES
 
 
 @pytest.mark.parametrize("row", documented(), ids=lambda row: f"{row[0]}-{row[1]}")
-def test_costs_are_those_of_the_document(row: tuple[str, ...]):
-    collective, name, holds_for, *formulas = row
-    if holds_for == "m p":
+def test_costs_match_the_documentation(row: tuple[str, ...]):
+    collective, name, valid_for, *formulas = row
+    if valid_for == "m p":
         cases = [(m * p, m, p) for m in (2, 3, 4) for p in (2, 3, 5)]
     else:
-        cases = [(n, 1, n) for n in range(2, 18) if holds_for == "any" or n & n - 1 == 0]
+        cases = [(n, 1, n) for n in range(2, 18) if valid_for == "any" or n & n - 1 == 0]
     for n, m, p in cases:
         nodes = [range(p * node, p * node + p) for node in range(m)]
         names = {"n": Fraction(n), "m": Fraction(m), "p": Fraction(p), "log2": log2, "floor": floor, "ceil": ceil}
@@ -182,7 +182,7 @@ def test_costs_are_those_of_the_document(row: tuple[str, ...]):
 
 
 @pytest.mark.parametrize(("collective", "name"), [("allgather", "bruck"), ("alltoall", "bruck")])
-def test_bruck_takes_few_steps_among_any_number_of_ranks(collective: str, name: str):
+def test_bruck_takes_log2_steps_for_any_number_of_ranks(collective: str, name: str):
     for ranks in range(2, 18):
         assert steps_and_bytes(build(collective, name, ranks)).steps <= ceil(log2(ranks))
 
@@ -204,7 +204,7 @@ def test_an_algorithm_is_built_once():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ("brodcast", "chain", 4),
@@ -224,12 +224,12 @@ def test_an_algorithm_is_built_once():
         (("reduce", "chain", 4, 4), "root: expected a rank from 0 to 3, got 4. Ranks are counted from 0."),
         (
             ("broadcast", "two_level", 3, 0, [[0, 1], [1, 2]]),
-            "nodes: expected every rank from 0 to 2 on one node, and no empty node, got [[0, 1], [1, 2]]. "
-            "List the ranks of each node, such as [[0, 1], [2, 3]].",
+            "nodes: expected every rank from 0 to 2 on exactly one node, and no empty node, "
+            "got [[0, 1], [1, 2]]. List the ranks of each node, such as [[0, 1], [2, 3]].",
         ),
     ],
 )
-def test_wrong_requests(arguments: tuple[object, ...], said: str):
+def test_invalid_arguments(arguments: tuple[object, ...], message: str):
     with pytest.raises(SpecError) as caught:
         build(*arguments)
-    assert str(caught.value) == said
+    assert str(caught.value) == message

@@ -15,9 +15,9 @@ from mpi_gpucomp.schedule.msccl_xml import read
 ROOT = Path(__file__).resolve().parents[2]
 
 REDUCING = """\
-collective      algorithm  what it does                     good for
-reduce_scatter  ring       adds up around a ring            long vectors
-reduce_scatter  halving    exchanges halves, quarters, ...  short vectors, few lossy steps, ranks a power of two
+collective      algorithm  what it does                                 good for
+reduce_scatter  ring       reduces around a ring                        long vectors
+reduce_scatter  halving    exchanges halves, quarters, ... of the sums  short vectors, few lossy steps, ranks a power of two
 """
 
 CHAIN = """\
@@ -56,7 +56,7 @@ def test_the_whole_table_in_a_process_of_its_own():
     assert len(lines) == 25
     assert lines[0].split() == ["collective", "algorithm", "what", "it", "does", "good", "for"]
     assert lines[1] == (
-        "broadcast       chain                     passes chunks from rank to rank               long vectors"
+        "broadcast       chain                     forwards chunks from rank to rank                   long vectors"
     )
 
 

@@ -123,8 +123,12 @@ def test_all_pairs_run_out_of_place_too():
             'depid="6" deps="9"',
             "depid, deps: expected a <tb> and a <step> of this <gpu>, got '6', '9'",
         ),
-        ('depid="0" deps="1"', 'depid="-1" deps="-1"', "expected something to read|expected an order between"),
-        ('s_chunks="6"', 's_chunks="5"', "expected chunks of the scratch, which has 5 here, got s\\[5\\]"),
+        (
+            'depid="0" deps="1"',
+            'depid="-1" deps="-1"',
+            "expected initialised data to read|expected an order relative to",
+        ),
+        ('s_chunks="6"', 's_chunks="5"', "expected chunks inside the scratch, which has 5, got s\\[5\\]"),
         ('type="re"', 'type="cpy"', "output chunk 0: expected the sum of chunk 0 of ranks 0..3"),
     ],
 )

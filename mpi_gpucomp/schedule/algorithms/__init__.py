@@ -1,4 +1,4 @@
-"""The table of all algorithms, and the way from a name in it to a checked schedule."""
+"""The table of algorithms of every collective, and checked schedules built from it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mpi_gpucomp.schedule.algorithms import (
     reduce_scatter,
     scatter,
 )
-from mpi_gpucomp.schedule.algorithms.info import AlgorithmInfo
-from mpi_gpucomp.schedule.builder import ScheduleBuilder, rotated
+from mpi_gpucomp.schedule.algorithms.common import AlgorithmInfo
+from mpi_gpucomp.schedule.builder import ScheduleBuilder, rotate
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.verify import checked
 
@@ -32,14 +32,14 @@ __all__ = ["TABLE", "AlgorithmInfo", "algorithms", "build"]
 _T = TypeVar("_T")
 
 TABLE: dict[str, dict[str, AlgorithmInfo]] = {
-    module.__name__.rpartition(".")[2]: {row.name: row for row in module.ALGORITHMS}
+    module.__name__.rpartition(".")[2]: {info.name: info for info in module.ALGORITHMS}
     for module in (broadcast, reduce, allreduce, allgather, reduce_scatter, alltoall, gather, scatter)
 }
 
 
 def algorithms(collective: str) -> tuple[AlgorithmInfo, ...]:
-    """Return the algorithms of a collective; the first is the one to use when in doubt."""
-    return tuple(_known("collective", collective, TABLE).values())
+    """Return the algorithms of a collective; the first is the default."""
+    return tuple(_lookup("collective", collective, TABLE).values())
 
 
 def build(
@@ -50,33 +50,32 @@ def build(
     nodes: Sequence[Iterable[int]] | None = None,
     in_place: bool = False,
 ) -> Algorithm:
-    """Return the algorithm for so many ranks, built and checked once.
+    """Return a checked algorithm by name, from a cache if it is there.
 
-    `nodes` lists the ranks of each node, for those algorithms that care; without it all are on one. `in_place` says
-    that input and output are one memory, as they always are in a broadcast.
+    `nodes` lists the ranks of each node, for two-level algorithms; the default is one node. `in_place` means that input
+    and output share memory, as they always do in a broadcast.
     """
-    row = _known(f"{collective} algorithm", name, _known("collective", collective, TABLE))
+    info = _lookup(f"{collective} algorithm", name, _lookup("collective", collective, TABLE))
     _check_range("number of ranks", ranks, 1, None)
     _check_range("root", root, 0, ranks)
-    placed = _partition(nodes, ranks) if nodes is not None and row.two_level else ()
+    partition = _partition(nodes, ranks) if nodes is not None and info.two_level else ()
     in_place = in_place or collective == "broadcast"
-    return _built(collective, name, ranks, root if COLLECTIVES[collective].rooted else 0, placed, in_place)
+    return _built(collective, name, ranks, root if COLLECTIVES[collective].rooted else 0, partition, in_place)
 
 
 @lru_cache(maxsize=512)
 def _built(
     collective: str, name: str, ranks: int, root: int, nodes: tuple[tuple[int, ...], ...], in_place: bool
 ) -> Algorithm:
-    row = TABLE[collective][name]
-    turned = root and not row.two_level and not COLLECTIVES[collective].blocks
-    if turned:
-        return rotated(_built(collective, name, ranks, 0, nodes, in_place), root)
-    plan = ScheduleBuilder(name, collective, ranks, root=root, in_place=in_place, nodes=nodes)
-    row.fill(plan)
-    return checked(plan.algorithm())
+    info = TABLE[collective][name]
+    if root and not info.two_level and not COLLECTIVES[collective].blocks:
+        return rotate(_built(collective, name, ranks, 0, nodes, in_place), root)
+    builder = ScheduleBuilder(name, collective, ranks, root=root, in_place=in_place, nodes=nodes)
+    info.fill(builder)
+    return checked(builder.algorithm())
 
 
-def _known(topic: str, name: str, table: dict[str, _T]) -> _T:
+def _lookup(topic: str, name: str, table: dict[str, _T]) -> _T:
     if name not in table:
         near = get_close_matches(name, table, 1)
         remedy = f"Did you mean {near[0]}?" if near else "List them with `python -m mpi_gpucomp algorithms`."
@@ -91,15 +90,12 @@ def _check_range(topic: str, number: int, first: int, end: int | None) -> None:
 
 
 def _partition(nodes: Sequence[Iterable[int]], ranks: int) -> tuple[tuple[int, ...], ...]:
-    placed = tuple(tuple(node) for node in nodes)
-    if sorted(rank for node in placed for rank in node) != list(range(ranks)) or not all(placed):
+    partition = tuple(tuple(node) for node in nodes)
+    if sorted(rank for node in partition for rank in node) != list(range(ranks)) or not all(partition):
         raise SpecError(
             "nodes",
-            expected=f"every rank from 0 to {ranks - 1} on one node, and no empty node",
-            got=str([list(node) for node in placed]),
+            expected=f"every rank from 0 to {ranks - 1} on exactly one node, and no empty node",
+            got=str([list(node) for node in partition]),
             remedy="List the ranks of each node, such as [[0, 1], [2, 3]].",
         )
-    return placed
-
-
-# What must move: the algorithms of every collective, by name, each checked before anyone gets it.
+    return partition

@@ -1,13 +1,20 @@
-"""All-reduce: the sum of all vectors to all."""
+"""Allreduce: the sum of all vectors to all ranks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.algorithms.broadcast import leaders, pass_along
-from mpi_gpucomp.schedule.algorithms.info import RINGS, AlgorithmInfo, doublings
-from mpi_gpucomp.schedule.algorithms.partial_sums import Sums
-from mpi_gpucomp.schedule.builder import i, o
+from mpi_gpucomp.schedule.algorithms.common import (
+    RINGS,
+    AlgorithmInfo,
+    PartialSums,
+    doublings,
+    forward_along,
+    node_leaders,
+    power_of_two,
+    single_rank,
+)
+from mpi_gpucomp.schedule.builder import o
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,101 +24,99 @@ if TYPE_CHECKING:
 __all__ = ["ALGORITHMS"]
 
 
-def ring(plan: ScheduleBuilder) -> None:
-    """Add up each rank's chunks around rings, then pass the sums around them."""
-    plan.cut(RINGS * plan.ranks)
-    sums = Sums(plan)
+def ring(builder: ScheduleBuilder) -> None:
+    """Reduce-scatter around two rings, then allgather around them."""
+    builder.chunks = RINGS * builder.ranks
+    sums = PartialSums(builder)
     for channel in range(RINGS):
-        _ring(plan, sums, range(plan.ranks), channel)
-    _alone(plan)
+        _ring(builder, sums, range(builder.ranks), channel)
+    single_rank(builder)
 
 
-def _ring(plan: ScheduleBuilder, sums: Sums, group: Sequence[int], channel: int = 0) -> None:
+def _ring(builder: ScheduleBuilder, sums: PartialSums, group: Sequence[int], channel: int = 0) -> None:
     size = len(group)
     first = channel * size
     sums.ring(group, first, channel)
     for step in range(size - 1):
-        with plan.round():
+        with builder.round():
             for at in range(size):
                 chunk = o(first + (at - step) % size)
-                plan.copy(group[at], chunk, group[(at + 1) % size], chunk, channel=channel)
+                builder.copy(group[at], chunk, group[(at + 1) % size], chunk, channel=channel)
 
 
-def recursive_doubling(plan: ScheduleBuilder) -> None:
-    """Exchange whole sums with a rank at distance 1, 2, 4, ..."""
-    core = _core(plan)
-    sums = Sums(plan)
+def recursive_doubling(builder: ScheduleBuilder) -> None:
+    """Exchange and add whole vectors with the rank at distance 1, 2, 4, ..."""
+    core = power_of_two(builder.ranks)
+    sums = PartialSums(builder)
     sums.fold(core, 1)
     for distance in doublings(core):
         sums.add(*((rank, rank ^ distance, 0, 1) for rank in range(core)))
-    _unfold(plan, core)
-    _alone(plan)
+    _unfold(builder, core)
+    single_rank(builder)
 
 
-def reduce_scatter_allgather(plan: ScheduleBuilder) -> None:
-    """Exchange halves, quarters, ... of the sums, then collect them the same way back."""
-    core = _core(plan)
-    plan.cut(core)
-    sums = Sums(plan)
+def reduce_scatter_allgather(builder: ScheduleBuilder) -> None:
+    """Reduce-scatter by recursive halving, then allgather by recursive doubling."""
+    core = power_of_two(builder.ranks)
+    builder.chunks = core
+    sums = PartialSums(builder)
     sums.fold(core, core)
     for distance in reversed(doublings(core)):
         sums.add(*sums.halve(core, distance, 0, core))
     for distance in doublings(core):
-        with plan.round():
+        with builder.round():
             for rank in range(core):
                 held = o(rank & -distance)
-                plan.copy(rank, held, rank ^ distance, held, distance)
-    _unfold(plan, core)
-    _alone(plan)
+                builder.copy(rank, held, rank ^ distance, held, distance)
+    _unfold(builder, core)
+    single_rank(builder)
 
 
-def tree(plan: ScheduleBuilder) -> None:
-    """Add up towards the root of a binary tree, and pass the sum down again."""
-    sums = Sums(plan)
-    for child in reversed(range(1, plan.ranks)):
+def tree(builder: ScheduleBuilder) -> None:
+    """Reduce up a binary tree, and broadcast the sum down it."""
+    sums = PartialSums(builder)
+    for child in reversed(range(1, builder.ranks)):
         sums.add((child, (child - 1) // 2, 0, 1))
-    for child in range(1, plan.ranks):
-        plan.copy((child - 1) // 2, o(0), child, o(0))
-    _alone(plan)
+    for child in range(1, builder.ranks):
+        builder.copy((child - 1) // 2, o(0), child, o(0))
+    single_rank(builder)
 
 
-def two_level(plan: ScheduleBuilder) -> None:
-    """Add up inside each node, around a ring of nodes, and pass the sums along the nodes."""
-    nodes = leaders(plan)
-    plan.cut(len(nodes))
-    sums = Sums(plan)
+def two_level(builder: ScheduleBuilder) -> None:
+    """Reduce along a chain in each node, allreduce around a ring of leaders, and broadcast along each node."""
+    nodes = node_leaders(builder)
+    builder.chunks = len(nodes)
+    sums = PartialSums(builder)
     for node in nodes:
-        for chunk in range(plan.chunks):
+        for chunk in range(builder.chunks):
             for at in reversed(range(1, len(node))):
                 sums.add((node[at], node[at - 1], chunk, 1))
-    _ring(plan, sums, [node[0] for node in nodes])
-    for chunk in range(plan.chunks):
+    _ring(builder, sums, [node[0] for node in nodes])
+    for chunk in range(builder.chunks):
         for node in nodes:
-            pass_along(plan, node, chunk)
-    _alone(plan)
+            forward_along(builder, node, chunk)
+    single_rank(builder)
 
 
-def _core(plan: ScheduleBuilder) -> int:
-    """Return the largest power of two among the ranks; the others hand in their vectors and get the sum."""
-    return 1 << plan.ranks.bit_length() - 1
-
-
-def _unfold(plan: ScheduleBuilder, core: int) -> None:
-    for extra in range(core, plan.ranks):
-        plan.copy(extra - core, o(0), extra, o(0), plan.chunks)
-
-
-def _alone(plan: ScheduleBuilder) -> None:
-    if plan.ranks == 1:
-        plan.local_copy(0, i(0), o(0), plan.chunks)
+def _unfold(builder: ScheduleBuilder, core: int) -> None:
+    """Send the result to the ranks beyond the power of two, which were folded into the others."""
+    for extra in range(core, builder.ranks):
+        builder.copy(extra - core, o(0), extra, o(0), builder.chunks)
 
 
 ALGORITHMS = (
-    AlgorithmInfo("ring", ring, "adds up and collects around a ring", "long vectors"),
-    AlgorithmInfo("recursive_doubling", recursive_doubling, "exchanges whole sums", "short vectors, few lossy steps"),
+    AlgorithmInfo("ring", ring, "reduce-scatter and allgather around two rings", "long vectors"),
     AlgorithmInfo(
-        "reduce_scatter_allgather", reduce_scatter_allgather, "exchanges halves, and back", "medium and long vectors"
+        "recursive_doubling", recursive_doubling, "exchanges whole vectors", "short vectors, few lossy steps"
     ),
-    AlgorithmInfo("tree", tree, "adds up a binary tree, and passes down", "long vectors, many ranks"),
-    AlgorithmInfo("two_level", two_level, "chains in nodes, a ring of nodes", "several ranks per node", two_level=True),
+    AlgorithmInfo(
+        "reduce_scatter_allgather",
+        reduce_scatter_allgather,
+        "recursive halving, then doubling",
+        "medium and long vectors",
+    ),
+    AlgorithmInfo("tree", tree, "reduces up a binary tree, broadcasts down", "long vectors, many ranks"),
+    AlgorithmInfo(
+        "two_level", two_level, "chains in nodes, a ring of leaders", "several ranks per node", two_level=True
+    ),
 )

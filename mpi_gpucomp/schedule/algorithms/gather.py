@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.algorithms.info import AlgorithmInfo, binomial, runs
+from mpi_gpucomp.schedule.algorithms.common import AlgorithmInfo, absolute_rank, binomial, runs
 from mpi_gpucomp.schedule.builder import i, o, s
 
 if TYPE_CHECKING:
@@ -13,41 +13,37 @@ if TYPE_CHECKING:
 __all__ = ["ALGORITHMS"]
 
 
-def linear(plan: ScheduleBuilder) -> None:
+def linear(builder: ScheduleBuilder) -> None:
     """Send every block to the root."""
-    plan.local_copy(plan.root, i(0), o(plan.root))
-    for rank in range(plan.ranks):
-        if rank != plan.root:
-            plan.copy(rank, i(0), plan.root, o(rank))
+    builder.local_copy(builder.root, i(0), o(builder.root))
+    for rank in range(builder.ranks):
+        if rank != builder.root:
+            builder.copy(rank, i(0), builder.root, o(rank))
 
 
-def binomial_tree(plan: ScheduleBuilder) -> None:
-    """Collect blocks up a binomial tree whose ranks are counted from the root; scratch begins with the own block."""
-    plan.local_copy(plan.root, i(0), o(plan.root))
+def binomial_tree(builder: ScheduleBuilder) -> None:
+    """Gather blocks up a binomial tree of ranks relative to the root; scratch starts with the rank's own block."""
+    builder.local_copy(builder.root, i(0), o(builder.root))
     started = {0}
-    for edges in reversed(list(binomial(plan.ranks))):
+    for edges in reversed(list(binomial(builder.ranks))):
         for parent, child, size in edges:
             if parent not in started:
-                plan.local_copy(_rank(plan, parent), i(0), s(0))
+                builder.local_copy(absolute_rank(builder, parent), i(0), s(0))
                 started.add(parent)
-            _hand_up(plan, parent, child, size)
+            _send_up(builder, parent, child, size)
 
 
-def _hand_up(plan: ScheduleBuilder, parent: int, child: int, size: int) -> None:
-    sender, receiver = _rank(plan, child), _rank(plan, parent)
+def _send_up(builder: ScheduleBuilder, parent: int, child: int, size: int) -> None:
+    sender, receiver = absolute_rank(builder, child), absolute_rank(builder, parent)
     if parent:
-        plan.copy(sender, i(0) if size == 1 else s(0), receiver, s(child - parent), size)
+        builder.copy(sender, i(0) if size == 1 else s(0), receiver, s(child - parent), size)
         return
-    for first, count in runs(_rank(plan, child + step) for step in range(size)):
-        skipped = (first - sender) % plan.ranks
-        plan.copy(sender, i(0) if size == 1 else s(skipped), receiver, o(first), count)
-
-
-def _rank(plan: ScheduleBuilder, from_root: int) -> int:
-    return (from_root + plan.root) % plan.ranks
+    for first, count in runs(absolute_rank(builder, child + step) for step in range(size)):
+        offset = (first - sender) % builder.ranks
+        builder.copy(sender, i(0) if size == 1 else s(offset), receiver, o(first), count)
 
 
 ALGORITHMS = (
-    AlgorithmInfo("linear", linear, "sends every block to the root", "long blocks, or of different lengths"),
-    AlgorithmInfo("binomial", binomial_tree, "collects up a binomial tree", "short blocks"),
+    AlgorithmInfo("linear", linear, "sends every block to the root", "long blocks, or blocks of different lengths"),
+    AlgorithmInfo("binomial", binomial_tree, "gathers up a binomial tree", "short blocks"),
 )

@@ -1,11 +1,10 @@
-"""Reduce: the sum of all vectors to the root, which is rank 0 here."""
+"""Reduce: the sum of all vectors to the root, which is rank 0 here (`builder.rotate` moves it)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.algorithms.info import AlgorithmInfo, binomial
-from mpi_gpucomp.schedule.algorithms.partial_sums import Sums, alone
+from mpi_gpucomp.schedule.algorithms.common import AlgorithmInfo, PartialSums, binomial, single_rank
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.builder import ScheduleBuilder
@@ -13,24 +12,24 @@ if TYPE_CHECKING:
 __all__ = ["ALGORITHMS"]
 
 
-def chain(plan: ScheduleBuilder) -> None:
-    """Pass each chunk from the last rank to the first, which each adds its own to."""
-    sums = Sums(plan)
-    for rank in reversed(range(1, plan.ranks)):
+def chain(builder: ScheduleBuilder) -> None:
+    """Forward partial sums from the last rank to the first; each rank adds its own chunk."""
+    sums = PartialSums(builder)
+    for rank in reversed(range(1, builder.ranks)):
         sums.add((rank, rank - 1, 0, 1))
-    alone(plan)
+    single_rank(builder)
 
 
-def binomial_tree(plan: ScheduleBuilder) -> None:
-    """Add pairs of ranks, then pairs of sums, and so on."""
-    sums = Sums(plan)
-    for edges in reversed(list(binomial(plan.ranks))):
+def binomial_tree(builder: ScheduleBuilder) -> None:
+    """Reduce up a binomial tree."""
+    sums = PartialSums(builder)
+    for edges in reversed(list(binomial(builder.ranks))):
         for parent, child, _ in edges:
             sums.add((child, parent, 0, 1))
-    alone(plan)
+    single_rank(builder)
 
 
 ALGORITHMS = (
-    AlgorithmInfo("chain", chain, "adds up from rank to rank", "long vectors"),
-    AlgorithmInfo("binomial", binomial_tree, "adds up pairs, then pairs of pairs", "short vectors, few lossy steps"),
+    AlgorithmInfo("chain", chain, "adds from rank to rank", "long vectors"),
+    AlgorithmInfo("binomial", binomial_tree, "reduces up a binomial tree", "short vectors, few lossy steps"),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import ScheduleError, SpecError
 from mpi_gpucomp.schedule.cost import FREE
-from mpi_gpucomp.schedule.dataflow import Versions
+from mpi_gpucomp.schedule.dataflow import Dataflow
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate.lane import Cores, Rank, Stream, Walk
 from mpi_gpucomp.schedule.simulate.network import Clock, Wire
@@ -44,7 +44,7 @@ def simulate(
     walks: list[Walk] = []
     pieces = _pieces(algorithm, nbytes, chunk)
     for number, program in enumerate(algorithm.programs):
-        versions = Versions.of(program, algorithm.spec, number)
+        versions = Dataflow.of(program, algorithm.spec, number)
         stream = Stream(clock, number, records, cores.get(number))
         as_it_is = topology.codecs.get("none", FREE)
         rank = Rank(clock, program.lanes, versions, stream, wire, pieces, (coding or FREE, as_it_is), coding is None)

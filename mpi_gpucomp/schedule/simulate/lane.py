@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from mpi_gpucomp.schedule.cost import CodecCost
-    from mpi_gpucomp.schedule.dataflow import ChunkValue, Versions
+    from mpi_gpucomp.schedule.dataflow import ChunkValue, Dataflow
     from mpi_gpucomp.schedule.ir import Lane, Step
     from mpi_gpucomp.schedule.simulate.network import Clock, Connection, Wire
 
@@ -131,7 +131,7 @@ class Rank:
 
     clock: Clock
     lanes: Sequence[Lane]
-    versions: Versions
+    versions: Dataflow
     stream: Stream
     wire: Wire
     pieces: Sequence[float]
@@ -205,7 +205,9 @@ class Walk:
             self._keep(version, loop, self._comes_plain)
             if kind == "rcs":
                 self._post(loop, self._came_as)
-            if not (rank.plain and version.first and version.stays and step.target and step.target.buffer != "s"):
+            if not (
+                rank.plain and version.first_write and version.persists and step.target and step.target.buffer != "s"
+            ):
                 self._queue("decode", loop, self._came_as.decode)
         elif step.receives:
             yield from self._reduce(step, key, chunk, loop)
@@ -225,8 +227,8 @@ class Walk:
         rank, key = self._rank, (loop, version, self._plain)
         shared = rank.shared.get(key)
         if shared is None:
-            shared = rank.shared[key] = _Shared(version.wanted(self._plain))
-            if not (rank.plain and version.given and version.stays):
+            shared = rank.shared[key] = _Shared(version.sends_as(self._plain))
+            if not (rank.plain and version.initial and version.persists):
                 yield from self._encode(loop)
             shared.ready, shared.number = True, self._cause
             for wake in shared.waiting:
@@ -241,8 +243,8 @@ class Walk:
             del rank.shared[key]
 
     def _keep(self, version: ChunkValue, loop: int, plain: bool) -> None:
-        if version.wanted(plain):
-            shared = self._rank.shared[loop, version, plain] = _Shared(version.wanted(plain))
+        if version.sends_as(plain):
+            shared = self._rank.shared[loop, version, plain] = _Shared(version.sends_as(plain))
             shared.ready, shared.number = True, self._cause
 
     def _encode(self, loop: int) -> Waiting:

@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import UNHANDLED
+from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST
 from mpi_gpucomp.schedule.simulate.lane import Stream, Work
 from mpi_gpucomp.schedule.simulate.record import Record
 
@@ -153,7 +153,7 @@ class Wire:
     ) -> None:
         """Find out which connections share what; ranks handle their messages on these cores."""
         self._clock, self._records, self.handling = clock, records, topology.handling
-        costs = topology.handling != UNHANDLED
+        costs = topology.handling != NO_MESSAGE_COST
         hands = [Stream(clock, rank, records, (cores or {}).get(rank)) for rank in range(topology.ranks)]
         self._hands = hands if costs else None
         keys = dict.fromkeys(

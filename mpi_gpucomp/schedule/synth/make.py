@@ -124,7 +124,7 @@ def _chunks(collective: str, ranks: int, sketch: Sketch) -> int:
 def _lowered(plan: ScheduleBuilder, stages: Sequence[tuple[Problem, Messages]], *, apart: bool) -> Algorithm:
     """Make a schedule of the stages."""
     sketch = stages[0][0].sketch
-    plan.cut(_chunks(plan.collective, plan.ranks, sketch))
+    plan.chunks = _chunks(plan.collective, plan.ranks, sketch)
     keep_own(plan, sketch.chunkup)
     for stage, (problem, messages) in enumerate(stages):
         add = add_reductions if problem.mirrored else add_copies

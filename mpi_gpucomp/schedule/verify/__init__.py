@@ -1,9 +1,9 @@
-"""Checks an algorithm before it may run: its form, its messages, its order, its races, and its result.
+"""Checks an algorithm before it may run: its structure, messages, deadlocks, races, and its result.
 
-The check runs the algorithm once on symbols. Ranks are free to run at any speed, but since no step ever has a choice
-and no race is left, every order of events has the same outcome as the one that is tried. How loops meet needs no check
-of its own: their data and scratch are disjoint, and their messages stay in order because each connection belongs to
-one lane at either end.
+The check executes the algorithm once on symbolic values. Ranks may run at any speed, but no step ever has a choice and
+no race is left, so every interleaving has the same outcome as the one that is tried. Several loops need no check of
+their own: their data and scratch are disjoint, and their messages stay in order because each connection belongs to one
+lane at either end.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.verify.deadlock import executable, paired
+from mpi_gpucomp.schedule.verify.deadlock import execution_order, match_messages
 from mpi_gpucomp.schedule.verify.races import check_races
 from mpi_gpucomp.schedule.verify.result import check_result
-from mpi_gpucomp.schedule.verify.structure import check_form
+from mpi_gpucomp.schedule.verify.structure import check_structure
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
@@ -25,22 +25,22 @@ _passed: dict[tuple[int, int], weakref.ref[Algorithm]] = {}
 
 
 def check(algorithm: Algorithm, in_flight: int | None = None) -> None:
-    """Raise ScheduleError unless the algorithm does what its collective promises, on every run.
+    """Raise ScheduleError unless every execution of the algorithm satisfies its collective's postcondition.
 
-    `in_flight` is how many chunks a connection can hold between a send and its receive, 1 at least; with the default
-    it is any number, which finds the deadlocks that no runtime can avoid.
+    `in_flight` is how many chunks a connection buffers between a send and its receive, 1 at least. The default is
+    unlimited, which finds the deadlocks that no runtime can avoid.
     """
-    check_form(algorithm)
-    pairs = paired(algorithm)
-    order = executable(algorithm, pairs, in_flight)
-    check_races(algorithm, order, pairs)
+    check_structure(algorithm)
+    messages = match_messages(algorithm)
+    order = execution_order(algorithm, messages, in_flight)
+    check_races(algorithm, order, messages)
     check_result(algorithm, order)
 
 
 def checked(algorithm: Algorithm, in_flight: int = 1) -> Algorithm:
-    """Return the algorithm once it has passed its check, for which one time in its life is enough.
+    """Return the algorithm after checking it; an object that has passed is not checked again.
 
-    `in_flight` is what the runtime can hold; 1 is what every runtime must (see `schedule.ir`).
+    `in_flight` is how many chunks the runtime buffers per connection; 1 is what every runtime must (see `schedule.ir`).
     """
     key = (id(algorithm), in_flight)
     known = _passed.get(key)

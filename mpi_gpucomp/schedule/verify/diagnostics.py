@@ -1,4 +1,4 @@
-"""How the checker speaks of what is wrong: algorithm, rank, lane, step and chunk."""
+"""Errors of the checker, which name algorithm, rank, lane, step and chunk."""
 
 from __future__ import annotations
 
@@ -9,44 +9,49 @@ from mpi_gpucomp.errors import ScheduleError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mpi_gpucomp.schedule.ir import Algorithm
+    from mpi_gpucomp.schedule.ir import Algorithm, Step
 
-__all__ = ["StepRef", "describe", "fault", "listed"]
+__all__ = ["StepRef", "describe", "error_at", "format_ranks", "step_at"]
 
 
 class StepRef(NamedTuple):
-    """Which step of which lane of which rank."""
+    """The position of a step in an algorithm."""
 
     rank: int
     lane: int
     step: int
 
 
-def describe(algorithm: Algorithm, spot: StepRef) -> str:
-    """Name a step within its rank: its number, what it does and with whom."""
-    lane = algorithm.programs[spot.rank].lanes[spot.lane]
-    step = lane.steps[spot.step]
+def step_at(algorithm: Algorithm, ref: StepRef) -> Step:
+    """Return the step at a position."""
+    return algorithm.programs[ref.rank].lanes[ref.lane].steps[ref.step]
+
+
+def describe(algorithm: Algorithm, ref: StepRef) -> str:
+    """Describe a step within its rank: its position, kind and peers."""
+    lane = algorithm.programs[ref.rank].lanes[ref.lane]
+    step = lane.steps[ref.step]
     sender = f" from {lane.receive}" if step.receives else ""
     receiver = f" to {lane.send}" if step.sends else ""
-    return f"lane {spot.lane}, step {spot.step} ({step.kind}{sender}{receiver})"
+    return f"lane {ref.lane}, step {ref.step} ({step.kind}{sender}{receiver})"
 
 
-def fault(
-    algorithm: Algorithm, at: StepRef | int | None, what: str, expected: str, got: str, remedy: str
+def error_at(
+    algorithm: Algorithm, at: StepRef | int | None, field: str, expected: str, got: str, remedy: str
 ) -> ScheduleError:
-    """Return the error for a step, a rank or the whole of an algorithm; `what` is a part of it, or nothing."""
+    """Return the error for a step, a rank or the whole algorithm; `field` names a part of it, or is empty."""
     rank = at.rank if isinstance(at, StepRef) else at
     where = describe(algorithm, at) if isinstance(at, StepRef) else ""
-    topic = ": ".join(filter(None, (f"algorithm {algorithm.name}", where, what)))
+    topic = ": ".join(filter(None, (f"algorithm {algorithm.name}", where, field)))
     return ScheduleError(topic, expected=expected, got=got, remedy=remedy, rank=rank)
 
 
-def listed(numbers: Iterable[int]) -> str:
-    """Write numbers with runs of three or more shortened: 0..3, 7."""
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Format ranks with runs of three or more shortened: 0..3, 7."""
     runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
         else:
-            runs.append([number])
+            runs.append([rank])
     return ", ".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

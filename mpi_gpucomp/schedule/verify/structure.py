@@ -1,123 +1,122 @@
-"""Checks the form of an algorithm: that every part is there, names what exists, and writes where it may."""
+"""Checks the structure of an algorithm: complete, consistent, with valid references, and writing only where it may."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.ir import COLLECTIVES, HAS_SOURCE, HAS_TARGET, KINDS
-from mpi_gpucomp.schedule.verify.diagnostics import StepRef, fault
-from mpi_gpucomp.schedule.verify.result import NAMES, Memory
+from mpi_gpucomp.schedule.ir import BUFFER_NAMES, COLLECTIVES, HAS_SOURCE, HAS_TARGET, KINDS, BufferMap
+from mpi_gpucomp.schedule.verify.diagnostics import StepRef, error_at, step_at
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm, Lane, Place, Step
 
-__all__ = ["check_form"]
+__all__ = ["check_structure"]
 
-MOST_CHUNKS = 1 << 20
+MAX_CHUNKS = 1 << 20
 """Far more than any algorithm needs, and few enough to check."""
 
 
-def check_form(algorithm: Algorithm) -> None:
+def check_structure(algorithm: Algorithm) -> None:
     """Raise ScheduleError unless the algorithm is well formed."""
-    _check_head(algorithm)
+    _check_header(algorithm)
     for rank, program in enumerate(algorithm.programs):
-        memory = Memory(algorithm.spec, rank, program.scratch_chunks)
-        _check_lengths(algorithm, rank, memory)
+        buffers = BufferMap(algorithm.spec, rank, program.scratch_chunks)
+        _check_lengths(algorithm, rank, buffers)
         _check_connections(algorithm, rank)
         for number, lane in enumerate(program.lanes):
             for index, step in enumerate(lane.steps):
-                _check_step(algorithm, StepRef(rank, number, index), lane, step, memory)
+                _check_step(algorithm, StepRef(rank, number, index), lane, step, buffers)
 
 
-def _check_head(algorithm: Algorithm) -> None:
+def _check_header(algorithm: Algorithm) -> None:
     kind = COLLECTIVES.get(algorithm.collective)
     ranks, chunks, root = algorithm.ranks, algorithm.chunks, algorithm.root
     if kind is None:
         expected, got = f"one of {', '.join(COLLECTIVES)}", algorithm.collective
-        raise fault(algorithm, None, "collective", expected, got, "Name the collective that it does.")
+        raise error_at(algorithm, None, "collective", expected, got, "Name one of these.")
     if ranks < 1 or len(algorithm.programs) != ranks:
-        got = f"{len(algorithm.programs)} programs"
-        raise fault(algorithm, None, "ranks", f"one program for each of {ranks} ranks", got, "Write one for each rank.")
-    if not 1 <= chunks <= MOST_CHUNKS or (kind.blocks and chunks % ranks):
-        expected = f"1 to {MOST_CHUNKS}" + (f", and a multiple of the {ranks} ranks" if kind.blocks else "")
-        raise fault(algorithm, None, "chunks", expected, str(chunks), "Cut the data into another number of chunks.")
+        expected, got = f"one program for each of {ranks} ranks", f"{len(algorithm.programs)} programs"
+        raise error_at(algorithm, None, "ranks", expected, got, "Give every rank a program.")
+    if not 1 <= chunks <= MAX_CHUNKS or (kind.blocks and chunks % ranks):
+        expected = f"1 to {MAX_CHUNKS}" + (f", and a multiple of the {ranks} ranks" if kind.blocks else "")
+        raise error_at(algorithm, None, "chunks", expected, str(chunks), "Use another number of chunks.")
     if root is not None and not 0 <= root < ranks:
-        raise fault(algorithm, None, "root", f"a rank from 0 to {ranks - 1}", str(root), "Name a rank that there is.")
+        raise error_at(algorithm, None, "root", f"a rank from 0 to {ranks - 1}", str(root), "Use a valid rank.")
 
 
-def _check_lengths(algorithm: Algorithm, rank: int, memory: Memory) -> None:
-    """Compare the lengths that a program states with its collective's; 0 leaves them to it."""
+def _check_lengths(algorithm: Algorithm, rank: int, buffers: BufferMap) -> None:
+    """Compare the buffer lengths of a program with its collective's; 0 means unspecified."""
     program = algorithm.programs[rank]
     for buffer, stated in (("i", program.input_chunks), ("o", program.output_chunks)):
-        length = memory.lengths[buffer]
+        length = buffers.lengths[buffer]
         if stated < 0 or (stated and length and stated != length):
-            expected = f"{length} chunks, as {algorithm.collective} has"
-            raise fault(algorithm, rank, NAMES[buffer], expected, str(stated), "Correct the length, or the chunks.")
-    if not 0 <= program.scratch_chunks <= MOST_CHUNKS:
+            expected, remedy = f"{length} chunks, as in {algorithm.collective}", "Correct the length."
+            raise error_at(algorithm, rank, BUFFER_NAMES[buffer], expected, str(stated), remedy)
+    if not 0 <= program.scratch_chunks <= MAX_CHUNKS:
         got = str(program.scratch_chunks)
-        raise fault(algorithm, rank, "scratch", f"0 to {MOST_CHUNKS} chunks", got, "Correct the length.")
+        raise error_at(algorithm, rank, "scratch", f"0 to {MAX_CHUNKS} chunks", got, "Correct the length.")
 
 
 def _check_connections(algorithm: Algorithm, rank: int) -> None:
     owner: dict[tuple[str, int, int], int] = {}
     for number, lane in enumerate(algorithm.programs[rank].lanes):
-        for way, peer in (("sends to", lane.send), ("receives from", lane.receive)):
+        for action, peer in (("sends to", lane.send), ("receives from", lane.receive)):
             if peer is None:
                 continue
             if not 0 <= peer < algorithm.ranks or peer == rank:
                 expected = f"another rank from 0 to {algorithm.ranks - 1}"
-                raise fault(algorithm, rank, f"lane {number}: {way}", expected, str(peer), "Name a rank that there is.")
-            first = owner.setdefault((way, peer, lane.channel), number)
+                raise error_at(algorithm, rank, f"lane {number}: {action}", expected, str(peer), "Use a valid rank.")
+            first = owner.setdefault((action, peer, lane.channel), number)
             if first != number:
-                what = f"lane {number}: {way} rank {peer} on channel {lane.channel}"
-                got = f"lane {first} that does so too"
-                raise fault(algorithm, rank, what, "to be the only one", got, "Join the lanes, or use another channel.")
+                field = f"lane {number}: {action} rank {peer} on channel {lane.channel}"
+                remedy = "Merge the lanes, or use another channel."
+                raise error_at(algorithm, rank, field, "one lane", f"lane {first} as well", remedy)
 
 
-def _check_step(algorithm: Algorithm, spot: StepRef, lane: Lane, step: Step, memory: Memory) -> None:
+def _check_step(algorithm: Algorithm, ref: StepRef, lane: Lane, step: Step, buffers: BufferMap) -> None:
     if step.kind not in KINDS:
-        raise fault(algorithm, spot, "kind", f"one of {', '.join(KINDS)}", step.kind, "Choose one of these.")
+        raise error_at(algorithm, ref, "kind", f"one of {', '.join(KINDS)}", step.kind, "Use one of these.")
     if step.count < 1:
-        raise fault(algorithm, spot, "count", "one chunk at least", str(step.count), "Leave the step out.")
-    for peer, used, way in ((lane.send, step.sends, "send to"), (lane.receive, step.receives, "receive from")):
+        raise error_at(algorithm, ref, "count", "1 or more", str(step.count), "Remove the step.")
+    for peer, used, action in ((lane.send, step.sends, "send to"), (lane.receive, step.receives, "receive from")):
         if used and peer is None:
-            raise fault(algorithm, spot, "", f"a lane with a rank to {way}", "none", "Give the lane a peer.")
+            raise error_at(algorithm, ref, "", f"a lane with a peer to {action}", "none", "Give the lane a peer.")
     if step.kind in HAS_SOURCE:
-        _check_place(algorithm, spot, "source", step.source, memory)
+        _check_place(algorithm, ref, "source", step.source, buffers)
     if step.kind in HAS_TARGET:
-        _check_place(algorithm, spot, "target", step.target, memory)
-        _check_may_write(algorithm, spot, step, memory)
-    _check_after(algorithm, spot, step)
+        _check_place(algorithm, ref, "target", step.target, buffers)
+        _check_writable(algorithm, ref, step, buffers)
+    _check_after(algorithm, ref, step)
 
 
-def _check_place(algorithm: Algorithm, spot: StepRef, role: str, place: Place | None, memory: Memory) -> None:
-    if place is None or place.buffer not in NAMES:
-        raise fault(algorithm, spot, role, "a place in i, o or s", str(place), "Name a buffer and an offset.")
-    count = algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step].count
-    if not memory.holds(place, count):
-        length = memory.lengths[place.buffer]
+def _check_place(algorithm: Algorithm, ref: StepRef, role: str, place: Place | None, buffers: BufferMap) -> None:
+    if place is None or place.buffer not in BUFFER_NAMES:
+        raise error_at(algorithm, ref, role, "a chunk of i, o or s", str(place), "Give a buffer and an offset.")
+    count = step_at(algorithm, ref).count
+    if not buffers.contains(place, count):
+        length = buffers.lengths[place.buffer]
         got = f"{place}" if count == 1 else f"{count} chunks from {place} on"
-        expected = f"chunks of the {NAMES[place.buffer]}, which has {length} here"
-        raise fault(algorithm, spot, role, expected, got, "Correct the offset or the count, or lengthen the scratch.")
+        expected = f"chunks inside the {BUFFER_NAMES[place.buffer]}, which has {length}"
+        raise error_at(algorithm, ref, role, expected, got, "Correct the offset or the count, or enlarge the scratch.")
 
 
-def _check_may_write(algorithm: Algorithm, spot: StepRef, step: Step, memory: Memory) -> None:
+def _check_writable(algorithm: Algorithm, ref: StepRef, step: Step, buffers: BufferMap) -> None:
     assert step.target is not None
-    for cell in memory.cells(step.target, step.count):
-        if not memory.may_write(cell):
-            raise fault(
+    for cell in buffers.cells(step.target, step.count):
+        if not buffers.writable(cell):
+            raise error_at(
                 algorithm,
-                spot,
+                ref,
                 "target",
                 "the output or scratch",
-                f"{memory.name(cell)}, which the caller keeps",
-                "Write elsewhere, or declare the algorithm to be in place.",
+                f"{buffers.name(cell)}, which is read-only",
+                "Write elsewhere, or declare the algorithm in place.",
             )
 
 
-def _check_after(algorithm: Algorithm, spot: StepRef, step: Step) -> None:
-    lanes = algorithm.programs[spot.rank].lanes
+def _check_after(algorithm: Algorithm, ref: StepRef, step: Step) -> None:
+    lanes = algorithm.programs[ref.rank].lanes
     for lane, index in step.after:
         if not (0 <= lane < len(lanes) and 0 <= index < len(lanes[lane].steps)):
             got = f"lane {lane}, step {index}"
-            raise fault(algorithm, spot, "after", "a step that this rank has", got, "Correct the dependency.")
+            raise error_at(algorithm, ref, "after", "an existing step of this rank", got, "Correct the dependency.")
