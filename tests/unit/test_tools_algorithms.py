@@ -15,9 +15,9 @@ from mpi_gpucomp.schedule.msccl_xml import read
 ROOT = Path(__file__).resolve().parents[2]
 
 REDUCING = """\
-collective      algorithm  what it does                                 good for
-reduce_scatter  ring       reduces around a ring                        long vectors
-reduce_scatter  halving    exchanges halves, quarters, ... of the sums  short vectors, few lossy steps, ranks a power of two
+collective      algorithm  what it does                     good for
+reduce_scatter  ring       reduces around a ring            long vectors
+reduce_scatter  halving    exchanges halves, quarters, ...  short vectors, few lossy steps, ranks a power of two
 """
 
 CHAIN = """\

@@ -37,7 +37,7 @@ ALGORITHMS = (
     AlgorithmInfo(
         "halving",
         halving,
-        "exchanges halves, quarters, ... of the sums",
+        "exchanges halves, quarters, ...",
         "short vectors, few lossy steps, ranks a power of two",
     ),
 )
