@@ -52,19 +52,20 @@ class RailStats(NamedTuple):
 
 def stats_of(caller: Caller) -> Stats:
     """Ask the transport, and the monitor if there is one."""
-    transport, group, station = caller.transport, caller.group, caller.station
-    if group is None or station is None:
+    transport, monitor = caller.transport, caller.monitor
+    if monitor is None:
         return Stats(transport.bytes_sent, transport.bytes_received)
-    group.recorder.collect()
+    trace = monitor.trace
+    trace.recorder.collect()
     return Stats(
         transport.bytes_sent,
         transport.bytes_received,
-        tuple(station.links(group)),
-        group.tally.plain,
-        group.tally.encoded,
-        group.begun,
-        group.ended,
-        tuple(station.alarms.all),
+        tuple(monitor.process.links(trace)),
+        trace.tally.plain,
+        trace.tally.encoded,
+        trace.begun,
+        trace.ended,
+        tuple(monitor.process.alarms.all),
     )
 
 

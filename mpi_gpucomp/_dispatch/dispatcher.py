@@ -18,7 +18,7 @@ from mpi_gpucomp._dispatch.passthrough import Straight
 from mpi_gpucomp._dispatch.plan import Calls
 from mpi_gpucomp._dispatch.policy import Chooser, Planned
 from mpi_gpucomp._dispatch.registry import Names
-from mpi_gpucomp._dispatch.runtime import agreed_cut, join_monitor, nodes_of
+from mpi_gpucomp._dispatch.runtime import agreed_cut, attach_monitor, nodes_of
 from mpi_gpucomp._tuning.model import DEFAULT_CHUNK
 from mpi_gpucomp._tuning.tuner import EVER, Tuner
 from mpi_gpucomp.device import order_after
@@ -30,6 +30,7 @@ from mpi_gpucomp.engine.progress import ProgressDriver
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import Task
 from mpi_gpucomp.errors import BufferSpecError, GpucompError
+from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.request import Request
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
 from mpi_gpucomp.transport.mpi import MpiTransport
@@ -56,8 +57,8 @@ class Caller:
         self.rank, self.size = plain.rank, plain.size
         nodes = nodes_of(plain)
         self.transport = _transport(plain, nodes, settings)
-        self.group, self.station = join_monitor(plain, settings.monitor)
-        self.engine = Engine(self.transport, settings.slots, settings.timeout, self.group, self.station)
+        self.engine = Engine(self.transport, settings.slots, settings.timeout)
+        self.monitor = attach_monitor(self.engine, plain, settings.monitor)
         self.driver = ProgressDriver(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
         self.straight = Straight(
@@ -83,6 +84,7 @@ class Caller:
         """End the thread and the streams; all ranks do, unless some are `broken`, and free what MPI holds."""
         OPEN.discard(self)
         self.driver.close()
+        self.engine.observer.close()
         for coder in self._coders.values():
             with suppress(Exception):  # what went wrong was raised where it was waited for
                 coder.close()
@@ -247,7 +249,7 @@ class Caller:
         key = (codec.spec if codec.shared else id(codec)), device.name, inline
         if key not in self._coders:
             reaches = not self._settings.rails and cuda_aware().aware
-            self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=reaches)
+            self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=reaches, annotate=gpu_range)
         return self._coders[key]
 
     def forget(self, codec: Codec) -> None:

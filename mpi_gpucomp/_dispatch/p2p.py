@@ -36,9 +36,9 @@ from mpi_gpucomp.device.base import dtype_of_code
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.engine.lane_io import AHEAD
 from mpi_gpucomp.errors import BufferSpecError, FrameError, PeerError
-from mpi_gpucomp.monitor.recorder import OFF, NoLog
-from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE
+from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.request import PlainRequest, Request
+from mpi_gpucomp.trace import DECODE, ENCODE, NO_CALL_TRACE, NO_TRACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.plan import Settings
     from mpi_gpucomp.codec import Pending
     from mpi_gpucomp.device import Device, DType, Memory
-    from mpi_gpucomp.monitor.recorder import TraceGroup
+    from mpi_gpucomp.trace import CallTrace, Trace
     from mpi_gpucomp.transport.base import Transfer, Transport
 
 __all__ = [
@@ -108,7 +108,7 @@ class Message:
         self._first = self._device.pinned(line.first_bytes)
         self._first_part: First | None = None
         self._coder: Coder | None = None
-        self._log: NoLog = OFF
+        self._call_trace: CallTrace = NO_CALL_TRACE
         self._inline = True
         self._fault: Exception | None = None
         """What went wrong, to be raised once nothing of the message is on its way any more."""
@@ -164,7 +164,7 @@ class Message:
 
     def _let_go(self, *, failed: bool) -> None:
         """Give back what the message has used, unless MPI still has it."""
-        self._log.end(failed=failed)
+        self._call_trace.end(failed=failed)
         if self._first_part is None or not self._first_part.holds:
             self._first.release()
         coder, self._coder = self._coder, None
@@ -234,12 +234,12 @@ def damaged(where: str) -> FrameError:
 class Line:
     """What the messages of one communicator go over, and the coders that they take turns to use."""
 
-    def __init__(self, firsts: Firsts, transport: Transport, short: int, group: TraceGroup | None = None) -> None:
+    def __init__(self, firsts: Firsts, transport: Transport, short: int, trace: Trace = NO_TRACE) -> None:
         """Send first parts by `firsts`, with whole messages of up to `short` bytes, and frames over the transport.
 
-        Frames are recorded in a `group` of the monitor, if there is one.
+        Messages are recorded in a `trace`.
         """
-        self.firsts, self.transport, self.short, self._group = firsts, transport, short, group
+        self.firsts, self.transport, self.short, self.trace = firsts, transport, short, trace
         self.rank = firsts.rank
         self.first_bytes = max(LEAST_ROOM, frame.HEADER_BYTES + short)
         self._coders: dict[tuple[str, str, bool], list[Coder]] = {}
@@ -250,16 +250,12 @@ class Line:
         self._number = (self._number + 1) % (self.transport.largest_tag // 2)
         return self.transport.largest_tag - self._number
 
-    def log(self, name: str, said: str) -> NoLog:
-        """Return where the frames of a message are recorded; messages that `said` the same can be compared."""
-        return self._group.begin(name, said) if self._group is not None else OFF
-
     def coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
         """Return a coder that no other message uses, so that one which fails takes no other with it."""
         try:
             return self._coders.setdefault((codec.spec, device.name, inline), []).pop()
         except IndexError:
-            return Coder(codec, device, inline=inline)
+            return Coder(codec, device, inline=inline, annotate=gpu_range)
 
     def give_back(self, coder: Coder, inline: bool) -> None:
         """Keep a coder for other messages."""
@@ -356,7 +352,7 @@ class Incoming(Message):
     def _take_frames(self, announced: Announcement) -> Moves:
         """Receive frames and decode them; if that goes wrong receive them all the same, as their sender waits."""
         target = None
-        self._log = self._line.log("receive", f"receive, {announced.codec}, {announced.piece}")
+        self._call_trace = self._line.trace.begin("receive", f"receive, {announced.codec}, {announced.piece}")
         try:
             self._check(announced.dtype, announced.nbytes)
             target = self._elements(get_codec(announced.codec), inline=announced.piece < INLINE_BYTES)
@@ -378,7 +374,7 @@ class Incoming(Message):
     def _take_raw(self, announced: Announcement) -> Moves:
         """Receive chunks as they are: where they belong, if the wire reaches it; if they do not fit, for nobody."""
         target = None
-        self._log = self._line.log("receive", f"receive, {announced.piece}")
+        self._call_trace = self._line.trace.begin("receive", f"receive, {announced.piece}")
         try:
             self._check(announced.dtype, announced.nbytes)
             target = self._elements(get_codec("none"), inline=False)
@@ -418,7 +414,7 @@ class Incoming(Message):
         self._arriving.append((receiving, memory))
 
     def _record(self, transfer: Transfer, chunk: int) -> None:
-        self._log.received(self._status.source, transfer.posted, 0, transfer.nbytes, 0, chunk, transfer.rail)
+        self._call_trace.received(self._status.source, transfer.posted, 0, transfer.nbytes, 0, chunk, transfer.rail)
 
     def _place(self, memory: Memory, target: Buffer | None, start: int) -> None:
         """Queue what has arrived in pinned memory to be copied to where it belongs."""
@@ -479,7 +475,7 @@ class Incoming(Message):
             pending, memory, recorded = self._working.popleft()
             if recorded is not None:
                 posted, nbytes, plain, chunk = recorded
-                self._log.coded(DECODE, posted, nbytes, plain, 0, chunk)
+                self._call_trace.coded(DECODE, posted, nbytes, plain, 0, chunk)
             try:
                 pending.result()
             except Exception as error:
@@ -530,7 +526,7 @@ class Outgoing(Message):
     def _announce(self, codec: Codec, piece: int, raw: bool = False) -> int:
         """Make the first part an announcement."""
         dtype, nbytes = self._source.dtype, self._source.nbytes
-        self._log = self._line.log("send", f"send, {codec.spec}, {piece}")
+        self._call_trace = self._line.trace.begin("send", f"send, {codec.spec}, {piece}")
         self._room = piece * dtype.itemsize if raw else max(LEAST_ROOM, frame.room(codec, piece, dtype))
         self._tag = self._line.free_tag()
         spec = "" if raw else codec.spec
@@ -547,7 +543,7 @@ class Outgoing(Message):
             posted = perf_counter_ns()
             try:
                 nbytes = yield from self._coder.encode(elements, memory, chunk)
-                self._log.coded(ENCODE, posted, nbytes, elements.nbytes, 0, chunk)
+                self._call_trace.coded(ENCODE, posted, nbytes, elements.nbytes, 0, chunk)
             except Exception as error:
                 self._fault = error
                 nbytes = _write_note(error, memory)
@@ -583,7 +579,7 @@ class Outgoing(Message):
         """Let go of chunks that have been sent; say whether there may be another one."""
         while self._leaving and self._leaving[0][0].done():
             transfer, memory = self._leaving.popleft()
-            self._log.sent(self._peer, transfer.posted, transfer.nbytes, 0, 0, transfer.rail)
+            self._call_trace.sent(self._peer, transfer.posted, transfer.nbytes, 0, 0, transfer.rail)
             if memory is not None:
                 memory.release()
         return len(self._leaving) < depth
@@ -617,7 +613,7 @@ class PointToPoint:
         """What messages travel with that no codec was named for; None for MPI's own."""
         self._codec = self._plainest if codec.name in ("none", "auto") else codec
         firsts = LetterFirsts(caller.transport, caller.engine) if railed else MpiFirsts(plain.Dup())
-        self._line = Line(firsts, caller.transport, min(MOST_SHORT, settings.passthrough_bytes), caller.group)
+        self._line = Line(firsts, caller.transport, min(MOST_SHORT, settings.passthrough_bytes), caller.engine.trace)
 
     def close(self, *, broken: bool) -> None:
         """End the streams; all ranks do, unless some are `broken`, and free the duplicate."""

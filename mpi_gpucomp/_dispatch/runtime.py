@@ -13,15 +13,16 @@ from mpi4py import MPI
 from mpi_gpucomp import config
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import settings
+from mpi_gpucomp.monitor.detector import attach, ignore_messages
 from mpi_gpucomp.monitor.process_monitor import process_monitor
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
 from mpi_gpucomp.transport.segmented import SEGMENT_BYTES, Segmentation
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
-    from mpi_gpucomp.monitor.recorder import TraceGroup
+    from mpi_gpucomp.engine.engine import Engine
+    from mpi_gpucomp.monitor.detector import AnomalyDetector
 
-__all__ = ["Nodes", "agreed_cut", "join_monitor", "nodes_of", "offset_to_first", "processor", "world_ranks"]
+__all__ = ["Nodes", "agreed_cut", "attach_monitor", "nodes_of", "offset_to_first", "processor", "world_ranks"]
 
 
 def agreed_cut(comm: MPI.Intracomm) -> Segmentation | None:
@@ -63,7 +64,7 @@ def nodes_of(comm: MPI.Intracomm) -> Nodes:
     return tuple(map(tuple, found.values()))
 
 
-# Joins a communicator to the monitor of its process, and measures by how much the ranks' clocks differ.
+# Attaches the monitor to an engine, and measures by how much the ranks' clocks differ.
 
 ROUNDS = 8
 TAG = 0
@@ -71,18 +72,19 @@ _clocks: list[tuple[int, int]] = []
 """What was measured with the first communicator of all ranks of the world."""
 
 
-def join_monitor(comm: MPI.Intracomm, wanted: bool | None) -> tuple[TraceGroup | None, ProcessMonitor | None]:
-    """Return what a communicator records with, if it does; all ranks call it, whatever each of them wants."""
+def attach_monitor(engine: Engine, comm: MPI.Intracomm, wanted: bool | None) -> AnomalyDetector | None:
+    """Let the process's monitor observe an engine, if it is enabled; all ranks call it, whatever each of them wants."""
     if not _clocks and comm.size == MPI.COMM_WORLD.size:
         _clocks.append(offset_to_first(comm))
     chosen = settings.read()
     if not (chosen.on if wanted is None else wanted):
-        return None, None
+        ignore_messages(engine)
+        return None
     world = MPI.COMM_WORLD
-    known = process_monitor(replace(chosen, on=True), world.rank, world.size)
+    process = process_monitor(replace(chosen, on=True), world.rank, world.size)
     if _clocks:
-        known.set_clock(*_clocks[0])
-    return known.recorder.group(world_ranks(comm), comm.rank), known
+        process.set_clock(*_clocks[0])
+    return attach(engine, world_ranks(comm), process)
 
 
 def world_ranks(comm: MPI.Intracomm) -> list[int]:

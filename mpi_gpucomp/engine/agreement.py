@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.monitor.recorder import OFF, NoLog
+from mpi_gpucomp.trace import NO_CALL_TRACE, CallTrace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpi_gpucomp.monitor.diagnosis import InFlight
+    from mpi_gpucomp.trace import InFlight
 
 __all__ = ["CHANNELS", "AgreementCheck", "CallId", "CallRegistry", "Joined", "Past"]
 
@@ -31,7 +31,7 @@ class AgreementCheck:
         self.peer_tags: dict[int, int] = {}
         self.sent: Counter[tuple[int, int]] = Counter()
         self.done = False
-        self.log: NoLog = OFF
+        self.call_trace: CallTrace = NO_CALL_TRACE
 
     def prepare(self, longest: int) -> None:
         """Need nothing."""
@@ -41,8 +41,8 @@ class AgreementCheck:
         self.done = True
         return True
 
-    def under_way(self) -> list[InFlight]:
-        """Have nothing on the wire."""
+    def in_flight(self) -> list[InFlight]:
+        """Have no transfers."""
         return []
 
     def suspend(self) -> None:

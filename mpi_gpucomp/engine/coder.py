@@ -13,16 +13,18 @@ from mpi_gpucomp.codec import frame
 from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.host import HostDevice, InlineStream
-from mpi_gpucomp.monitor.nvtx import gpu_range
+from mpi_gpucomp.trace import no_annotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
     from mpi_gpucomp.codec import Codec, Pending
     from mpi_gpucomp.codec.frame import FrameHeader
     from mpi_gpucomp.device import Buffer, Device, DType, Memory
 
     Waiting = Generator[Callable[[], bool], None, int]
+    Annotate = Callable[[str, str], AbstractContextManager[None]]
 
 __all__ = ["INLINE_BYTES", "Coder"]
 
@@ -35,14 +37,25 @@ INLINE_BYTES = 1 << 16
 class Coder:
     """Encodes and decodes for one task, on one stream, so that what is queued later sees what was queued before."""
 
-    def __init__(self, codec: Codec, device: Device, *, inline: bool = False, wire_reaches_gpu: bool = False) -> None:
-        """Make a stream on the device where the elements are; on the host, `inline` saves small chunks a thread."""
+    def __init__(
+        self,
+        codec: Codec,
+        device: Device,
+        *,
+        inline: bool = False,
+        wire_reaches_gpu: bool = False,
+        annotate: Annotate = no_annotation,
+    ) -> None:
+        """Make a stream on the device where the elements are; on the host, `inline` saves small chunks a thread.
+
+        `annotate(name, device)` returns a context that names the work queued in it, for profilers.
+        """
         self.codec, self._device = codec, device
         self._direct = device is HOST or wire_reaches_gpu
         self._inline = InlineStream(HOST)
         self.stream = self._inline if inline and device is HOST else device.stream()
         self._encoding, self._decoding = (
-            gpu_range(f"{what} {codec.name}", device.name) for what in ("encode", "decode")
+            annotate(f"{what} {codec.name}", device.name) for what in ("encode", "decode")
         )
 
     def room(self, count: int, dtype: DType) -> int:

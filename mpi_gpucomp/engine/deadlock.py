@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.engine.agreement import CallRegistry
     from mpi_gpucomp.engine.scheduling import Job
-    from mpi_gpucomp.monitor.diagnosis import InFlight
     from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["LOW_BITS", "DeadlockDetector", "DeadlockProbe", "Status", "describe", "is_circular", "post_all"]
@@ -165,10 +164,6 @@ class DeadlockDetector:
         if self._seen_outside[0] != self.steps:
             self._seen_outside = self.steps, time.monotonic()
         return self._seen_outside[1]
-
-    def under_way(self) -> list[InFlight]:
-        """Return the chunks of all jobs that are on the wire or waited for."""
-        return [one for job in list(self._jobs.values()) for one in job.task.under_way()]
 
     def look(self, timeout: float) -> None:
         """Ask all ranks what they wait for, when somebody here has waited for long; end it if nothing can move."""

@@ -9,29 +9,27 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpi_gpucomp.engine.account import account
 from mpi_gpucomp.engine.agreement import CHANNELS, CallId, CallRegistry, Joined, Past
 from mpi_gpucomp.engine.deadlock import DeadlockDetector, post_all
 from mpi_gpucomp.engine.failure import Disagreement, Failure, Note, note_for
 from mpi_gpucomp.engine.scheduling import Slots
-from mpi_gpucomp.engine.sentry import IDLE_TURNS, AnomalyDetector
 from mpi_gpucomp.errors import PeerError, RankFailedError
+from mpi_gpucomp.trace import NO_OBSERVER, NO_TRACE, CallSnapshot, EngineSnapshot, Observer, Trace, WaitSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.engine.scheduling import Job, P2POperation, Work
-    from mpi_gpucomp.monitor.diagnosis import InFlight
-    from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
-    from mpi_gpucomp.monitor.recorder import TraceGroup
     from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["Engine"]
 
 FIRST_IN_LINE = 5
 """Tries that the first collective gets in each round; the others get one."""
+IDLE_POLLS = 3
+"""Polls without progress after which the observer gets its `on_idle`."""
 _wrecks: list[Work] = []
 """What was under way when an engine gave up: MPI may still write to its memory, so it is kept as long as MPI is."""
 
@@ -39,18 +37,8 @@ _wrecks: list[Work] = []
 class Engine:
     """The jobs of one communicator."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        slots: int = 2,
-        timeout: float | None = None,
-        group: TraceGroup | None = None,
-        station: ProcessMonitor | None = None,
-    ) -> None:
-        """Let so many jobs run at once; after `timeout` seconds in which nothing moves, ask whether it ever will.
-
-        What goes on is recorded in a `group` of the process's monitor, if there is one.
-        """
+    def __init__(self, transport: Transport, slots: int = 2, timeout: float | None = None) -> None:
+        """Let so many jobs run at once; after `timeout` seconds in which nothing moves, ask whether it ever will."""
         self.timeout = timeout
         self.broken: Exception | None = None
         """Why nothing more can be done here."""
@@ -70,9 +58,9 @@ class Engine:
         self._jobs: dict[CallId, Job] = {}
         self._failures: dict[CallId, Failure] = {}
         self.watch = DeadlockDetector(transport, self._registry, self._jobs, self._fail)
-        self._group, self._station, self.sentry = group, station, AnomalyDetector(transport, self.watch, group, station)
-        if station is not None:
-            station.sources.add(self)
+        self.trace: Trace = NO_TRACE
+        self.observer: Observer = NO_OBSERVER
+        self._idle_polls = 0
         self._readers: dict[str, Callable[..., None]] = {
             "join": self._hear_join,
             "note": self._hear_note,
@@ -81,10 +69,6 @@ class Engine:
             "ask": self.watch.hear_ask,
             "tell": self.watch.hear_tell,
             "stuck": self.watch.hear_stuck,
-            "see": self.sentry.hear_see,
-            "seen": self.sentry.hear_seen,
-            "symptom": self.sentry.hear_symptom,
-            "alarm": self.sentry.hear_alarm,
         }
 
     def submit(self, job: Job) -> None:
@@ -94,8 +78,7 @@ class Engine:
         job.call = call = self._registry.begin(job.name)
         job.task.title, job.trace = job.title, 0 if job.name else self.watch.trace
         self.watch.moved()
-        if self._group is not None:
-            job.task.log = self._group.begin(job.task.name, job.said)
+        job.task.call_trace = self.trace.begin(job.task.name, job.said)
         job.needs = self._others if job.everyone else self._ring | job.task.neighbours
         self._jobs[call] = job
         failure = self._failures.get(call)
@@ -148,7 +131,7 @@ class Engine:
         if self.broken is not None:
             return False
         try:
-            self.sentry.turn(waiting, naps)
+            self.observer.on_poll(waiting, naps)
             moved = self._hear()
             if self.p2p_operations:
                 moved |= self._run_errands()
@@ -168,11 +151,11 @@ class Engine:
             raise
         if moved:
             self.watch.moved()
-            self.sentry.idle = 0
+            self._idle_polls = 0
             return True
-        self.sentry.idle += 1
-        if self.sentry.idle > IDLE_TURNS:
-            self.sentry.rest()
+        self._idle_polls += 1
+        if self._idle_polls > IDLE_POLLS:
+            self.observer.on_idle()
         if self.timeout is not None:
             self.watch.look(self.timeout)
         return False
@@ -211,7 +194,7 @@ class Engine:
     def _close(self, job: Job, error: BaseException | None = None) -> None:
         """Let go of a job that is over."""
         del self._jobs[job.call]
-        job.task.log.end(failed=error is not None)
+        job.task.call_trace.end(failed=error is not None)
         self._registry.end(job.call, Past(job.said, job.task.sent, job.trace))
         job.error = error
         if job.when_done is None:
@@ -233,18 +216,41 @@ class Engine:
             rank=self._transport.rank,
         )
 
-    def account(self) -> dict[str, Any]:
-        """Tell what it is doing, for a flight record."""
-        return account(self._group, self.watch, self._jobs, self.broken) if self._group else {}
+    # Observation, see `mpi_gpucomp.trace`
 
-    def chunks(self) -> list[InFlight]:
-        """Return the chunks that are not complete; their peers are ranks of the world."""
-        world = self._group.world if self._group else ()
-        return [one._replace(peer=world[one.peer]) for one in self.watch.under_way()] if world else []
+    def attach(self, trace: Trace, observer: Observer) -> None:
+        """Write to this trace and report to this observer from now on."""
+        self.trace, self.observer = trace, observer
 
-    def _record_flight(self, reason: str) -> None:
-        if self._station is not None:
-            self._station.record_flight(reason)
+    @property
+    def rank(self) -> int:
+        """Return this process's rank in the communicator."""
+        return self._transport.rank
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._transport.size
+
+    def send_control(self, peer: int, kind: str, *content: int | str) -> None:
+        """Send a control message to a peer, for the handler that listens to this kind there."""
+        self._transport.send_control(peer, pickle.dumps((kind, *content)))
+
+    def broadcast_control(self, kind: str, *content: int | str) -> None:
+        """Send a control message to all other ranks."""
+        post_all(self._transport, kind, *content)
+
+    def blocked_since(self) -> float | None:
+        """Return since when (`time.monotonic`) the caller has been blocked without progress; None if it is not."""
+        return self.watch.waits_since()
+
+    def snapshot(self) -> EngineSnapshot:
+        """Return the state of all calls."""
+        status = self.watch.status()
+        waits = tuple(WaitSnapshot(call.name, call.run, title) for call, title in status.waits.items())
+        calls = tuple(_snapshot(job) for job in list(self._jobs.values()))
+        failure = None if self.broken is None else f"{type(self.broken).__name__}: {self.broken}"
+        return EngineSnapshot(status.runs, waits, calls, failure)
 
     # Letters
 
@@ -270,7 +276,7 @@ class Engine:
             self._fail(job, Disagreement())
             return
         job.needs -= {peer}
-        job.task.log.joined(peer)
+        job.task.call_trace.joined(peer)
         job.longest = max(job.longest, joined.longest)
         job.task.peer_tags[peer] = joined.tag
 
@@ -299,7 +305,7 @@ class Engine:
 
     def _fail(self, job: Job, error: BaseException | None) -> None:
         """Begin to fail a job together with all ranks."""
-        self._record_flight(f"{type(error).__name__}: {error}" if error else f"{job.title} has failed elsewhere")
+        self.observer.on_failure(f"{type(error).__name__}: {error}" if error else f"{job.title} has failed elsewhere")
         self._slots.remove(job)
         failure = self._failure_of(job.call)
         if failure.job is None:
@@ -320,7 +326,7 @@ class Engine:
 
     def give_up(self, error: Exception) -> None:
         """End everything: the ranks cannot reach or understand each other any more."""
-        self._record_flight(f"{type(error).__name__}: {error}")
+        self.observer.on_failure(f"{type(error).__name__}: {error}")
         self.broken = self.broken or error
         self._transport.revoke()
         self._slots.clear()
@@ -356,3 +362,18 @@ class Engine:
             remedy="Make a new communicator; this one cannot be used any more.",
             rank=self._transport.rank,
         )
+
+
+def _snapshot(job: Job) -> CallSnapshot:
+    state = "running" if job.started else "waiting for its turn" if not job.needs else "waiting for ranks to join"
+    return CallSnapshot(
+        job.call.name,
+        job.call.run,
+        job.title,
+        job.said,
+        absent=tuple(sorted(job.needs)),
+        waited_for=job.waiters > 0,
+        state=state,
+        coding=job.task.busy,
+        in_flight=tuple(job.task.in_flight()),
+    )

@@ -7,9 +7,7 @@ from math import inf
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.monitor.diagnosis import InFlight
-from mpi_gpucomp.monitor.recorder import OFF, NoLog
-from mpi_gpucomp.monitor.trace_buffer import RECV, SEND
+from mpi_gpucomp.trace import NO_CALL_TRACE, RECV, SEND, CallTrace, InFlight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -101,7 +99,7 @@ class LaneIO:
         """The first tag that each peer listens on; one that is not here listens on ours."""
         self.sent: Counter[tuple[int, int]] = Counter()
         """How many messages have left, by peer and channel."""
-        self.log: NoLog = OFF
+        self.call_trace: CallTrace = NO_CALL_TRACE
         self._taken: Counter[tuple[int, int]] = Counter()
         self._discarding: list[Transfer] = []
 
@@ -125,7 +123,9 @@ class LaneIO:
         frame.nbytes = transfer.nbytes
         state.taken += 1
         peer, nbytes = state.lane.receive or 0, transfer.nbytes
-        self.log.received(peer, transfer.posted, transfer.waited, nbytes, state.number, state.taken, transfer.rail)
+        self.call_trace.received(
+            peer, transfer.posted, transfer.waited, nbytes, state.number, state.taken, transfer.rail
+        )
         return frame
 
     def post(self, state: LaneState, frame: Frame) -> None:
@@ -159,13 +159,15 @@ class LaneIO:
         while state.leaving and state.leaving[0][0].done():
             transfer, frame = state.leaving.popleft()
             state.left += 1
-            self.log.sent(state.lane.send or 0, transfer.posted, frame.nbytes, state.number, state.left, transfer.rail)
+            self.call_trace.sent(
+                state.lane.send or 0, transfer.posted, frame.nbytes, state.number, state.left, transfer.rail
+            )
             frame.release()
             moved = True
         return moved
 
-    def under_way(self) -> Iterator[InFlight]:
-        """Return the chunks that are not complete."""
+    def in_flight(self) -> Iterator[InFlight]:
+        """Return the transfers that have not completed."""
         for state in self.lanes:
             to, source = state.lane.send or 0, state.lane.receive or 0
             # What is sent on while it arrives is not the next link's to answer for until all of it is here.

@@ -157,7 +157,7 @@ class Job:
     def start(self) -> None:
         """Get ready to move, once."""
         if not self.started:
-            self.task.log.runs()
+            self.task.call_trace.start()
             self.task.prepare(self.longest)
             self.started = True
 

@@ -18,10 +18,9 @@ from mpi_gpucomp.engine.coder import HOST
 from mpi_gpucomp.engine.lane_io import AHEAD, LaneIO, LaneState
 from mpi_gpucomp.engine.staging import Frame, Scratch, Staging
 from mpi_gpucomp.errors import FrameError, ScheduleError
-from mpi_gpucomp.monitor.recorder import OFF, NoLog
-from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE
 from mpi_gpucomp.schedule.dataflow import ChunkValue, dataflow
 from mpi_gpucomp.schedule.ir import Place
+from mpi_gpucomp.trace import DECODE, ENCODE, NO_CALL_TRACE, CallTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.engine.coder import Coder
     from mpi_gpucomp.engine.layout import Layout
     from mpi_gpucomp.schedule.ir import Algorithm, Step
+    from mpi_gpucomp.trace import InFlight
     from mpi_gpucomp.transport.base import Transport
 
     Ready = Callable[[], bool]
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mpi_gpucomp.device import Event, Stream
-    from mpi_gpucomp.monitor.diagnosis import InFlight
 
     StreamWork = Callable[[Stream], None]
 
@@ -108,8 +107,7 @@ class Steps:
         self._working: deque[tuple[Pending, Frame | None, tuple[int, int, int, int]]] = deque()
         """What is being decoded or copied, from which frame, and what is recorded of it."""
         self._encoding = 0
-        self.log: NoLog = OFF
-        """Where the monitor keeps its records."""
+        self.call_trace: CallTrace = NO_CALL_TRACE
 
     def _settle_work(self) -> bool:
         """Let go of frames that have been decoded."""
@@ -118,7 +116,7 @@ class Steps:
             pending, frame, (posted, plain, lane, chunk) = self._working.popleft()
             pending.result()
             if frame is not None:
-                self.log.coded(DECODE, posted, frame.nbytes, plain, lane, chunk)
+                self.call_trace.coded(DECODE, posted, frame.nbytes, plain, lane, chunk)
                 frame.release()
             moved = True
         return moved
@@ -234,7 +232,7 @@ class Steps:
         coding = coder.copy(source, frame.memory) if self._plain else coder.encode(source, frame.memory, loop, raw=raw)
         frame.nbytes = yield from coding
         self._encoding -= 1
-        self.log.coded(ENCODE, posted, frame.nbytes, source.nbytes, state.number, loop)
+        self.call_trace.coded(ENCODE, posted, frame.nbytes, source.nbytes, state.number, loop)
         if settle:
             frame.header = self._coder.header(frame.filled(), self._where(state, loop))
             self._decode(state, frame.hold(), source, "replace", loop)
@@ -390,7 +388,7 @@ class Task(Steps):
     def prepare(self, longest: int) -> None:
         """Get ready to move, now that the length of the longest block of all ranks is known."""
         self._layout.stretch(longest)
-        self._wire.log = self.log
+        self._wire.call_trace = self.call_trace
         if self._before is not None:
             self._before(self._coder.stream)
             self._watch()
@@ -447,9 +445,9 @@ class Task(Steps):
             self.done = True
         return self.done
 
-    def under_way(self) -> list[InFlight]:
+    def in_flight(self) -> list[InFlight]:
         """Return the chunks that are on the wire or waited for."""
-        return list(self._wire.under_way())
+        return list(self._wire.in_flight())
 
     def suspend(self) -> None:
         """Give back the memory that only waits for messages; what has arrived or is leaving stays."""

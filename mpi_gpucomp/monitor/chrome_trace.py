@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.monitor.reader import aligned
-from mpi_gpucomp.monitor.trace_buffer import CALL, DECODE, ENCODE, KINDS, RECV, SEND
+from mpi_gpucomp.trace import CALL, DECODE, ENCODE, KINDS, RECV, SEND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

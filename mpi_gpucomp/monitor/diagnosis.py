@@ -6,21 +6,23 @@ them. So a rank behind a slow one, which cannot pass on what it gets, is never b
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpi_gpucomp.monitor.trace_buffer import CALL, RECV, SEND
+from mpi_gpucomp.trace import CALL, RECV, SEND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from mpi_gpucomp.monitor.recorder import TraceGroup
+    from mpi_gpucomp.monitor.recorder import CommRecorder
+    from mpi_gpucomp.trace import InFlight
 
 __all__ = [
     "ALARM_KINDS",
@@ -31,7 +33,6 @@ __all__ = [
     "SLOW_RANK",
     "STALL",
     "Diagnosis",
-    "InFlight",
     "Outgoing",
     "RankSummary",
     "diagnose",
@@ -72,6 +73,22 @@ class Diagnosis(NamedTuple):
     text: str
     times: int = 2
     """How often it must be said to be believed, more often than not: one second may be unlike all others."""
+
+    def to_json(self) -> str:
+        """Return it as text, for other ranks."""
+        return json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Diagnosis:
+        """Read what `to_json` returned on another rank; raise ValueError for anything else."""
+        try:
+            kind, ranks, what, times = json.loads(text)
+            made = cls(str(kind), tuple(map(int, ranks)), str(what), int(times))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+        if made.kind not in ALARM_KINDS:
+            raise ValueError(f"no kind of alarm: {made.kind!r}")
+        return made
 
 
 def diagnose(told: Mapping[int, RankSummary]) -> Diagnosis | None:
@@ -223,20 +240,6 @@ LOOKED_AT_NS = 1_000_000_000
 """How far back a summary looks."""
 
 
-class InFlight(NamedTuple):
-    """A chunk that is not complete."""
-
-    kind: int
-    peer: int
-    """Rank of the communicator."""
-    rail: int
-    posted: int
-    waited: int
-    """Since when a lane cannot go on without it, or 0."""
-    nbytes: int
-    """Of one that is sent."""
-
-
 class Outgoing(NamedTuple):
     """A link as its sender sees it."""
 
@@ -279,6 +282,42 @@ class RankSummary:
     still: float = 0.0
     """The share of the second in which it stood still, without waiting for one."""
 
+    def to_json(self) -> str:
+        """Return it as text, for other ranks."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankSummary:
+        """Read what `to_json` returned on another rank; raise ValueError for anything else."""
+        try:
+            made = cls(**json.loads(text))
+            return cls(
+                rank=int(made.rank),
+                host=str(made.host),
+                clock=int(made.clock),
+                begun={str(name): int(count) for name, count in made.begun.items()},
+                waits=list(map(str, made.waits)),
+                links=[_link(*link) for link in made.links],
+                starved=_shares(made.starved),
+                late=_shares(made.late),
+                calls=int(made.calls),
+                outside=float(made.outside),
+                coding=float(made.coding),
+                delayed=float(made.delayed),
+                pressed=bool(made.pressed),
+                still=float(made.still),
+            )
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+
+def _link(peer: int, rail: int, speed: float, mean: float, slow: bool, busy: float) -> Outgoing:
+    return Outgoing(int(peer), int(rail), float(speed), float(mean), bool(slow), float(busy))
+
+
+def _shares(found: Mapping[Any, Any]) -> dict[int, float]:
+    return {int(rank): float(share) for rank, share in found.items()}
+
 
 def united(spans: Sequence[tuple[int, int]] | npt.NDArray[Any], begin: int, end: int) -> int:
     """Return how long at least one of the spans (start and end) lasts between two times."""
@@ -296,7 +335,7 @@ def _spans(records: npt.NDArray[Any], since: str, now: int) -> list[tuple[int, i
     return list(zip(records[since].tolist(), ends.tolist(), strict=True))
 
 
-def summarize(group: TraceGroup, now: int, under_way: Sequence[InFlight] = ()) -> RankSummary:
+def summarize(group: CommRecorder, now: int, under_way: Sequence[InFlight] = ()) -> RankSummary:
     """Sum up the last second of a communicator, by its records and what is not complete yet."""
     begin = now - LOOKED_AT_NS
     records = group.recorder.box.records(begin)
@@ -320,7 +359,7 @@ def summarize(group: TraceGroup, now: int, under_way: Sequence[InFlight] = ()) -
     return own
 
 
-def _starved(group: TraceGroup, taken: npt.NDArray[Any], now: int, under_way: Sequence[InFlight]) -> dict[int, int]:
+def _starved(group: CommRecorder, taken: npt.NDArray[Any], now: int, under_way: Sequence[InFlight]) -> dict[int, int]:
     """Return how long lanes waited for messages of each rank."""
     waits: dict[int, list[tuple[int, int]]] = {}
     for peer, since, until in taken[taken["transmit"] > 0][["peer", "transmit", "complete"]].tolist():

@@ -15,7 +15,7 @@ import numpy as np
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor.diagnosis import ALARM_KINDS
 from mpi_gpucomp.monitor.settings import fill
-from mpi_gpucomp.monitor.trace_buffer import SEND
+from mpi_gpucomp.trace import SEND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -16,16 +16,19 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.monitor.settings import fill
-from mpi_gpucomp.monitor.trace_buffer import KINDS
+from mpi_gpucomp.trace import KINDS, SEND
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.monitor.diagnosis import InFlight
+    from mpi_gpucomp.monitor.detector import AnomalyDetector
     from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
+    from mpi_gpucomp.monitor.recorder import CommRecorder
+    from mpi_gpucomp.trace import CallSnapshot
 
-__all__ = ["FILES", "Flight", "Source"]
+__all__ = ["FILES", "Flight"]
 
 FILES = "flight.*.json"
 NAME = "flight.%h.%p.%r.json"
@@ -34,18 +37,6 @@ LAST = 64
 AGAIN_SECONDS = 2.0
 """What goes wrong this soon after something else follows from it: the first record says more."""
 TRIES = 3
-
-
-class Source(Protocol):
-    """Something that has calls under way."""
-
-    def account(self) -> dict[str, Any]:
-        """Tell what it is doing."""
-        ...
-
-    def chunks(self) -> list[InFlight]:
-        """Return the chunks that are not complete; their peers are ranks of the world."""
-        ...
 
 
 class Flight:
@@ -81,7 +72,7 @@ class Flight:
             **{"rank": station.rank, "size": station.size, "host": station.host, "pid": os.getpid()},
             "time": time.time(),
             "reason": reason,
-            "communicators": [_told(source) for source in list(station.sources)],
+            "communicators": [_communicator(detector) for detector in list(station.detectors)],
             "alarms": [alarm.text for alarm in station.alarms.all[-LAST:]],
             "operations": self._operations(),
             "threads": _threads(),
@@ -121,14 +112,49 @@ class Flight:
                 self.write("SIGUSR1", again=True)
 
 
-def _told(source: Source) -> dict[str, Any]:
-    """Ask a communicator, which may be changing meanwhile."""
+def _communicator(detector: AnomalyDetector) -> dict[str, Any]:
+    """Describe a communicator, which another thread may be changing."""
     for _ in range(TRIES):
         try:
-            return source.account()
+            return _describe(detector)
         except RuntimeError:
             time.sleep(1e-3)
     return {}
+
+
+def _describe(detector: AnomalyDetector) -> dict[str, Any]:
+    """Return the calls begun, in progress and waited for; ranks are those of the world."""
+    state, trace = detector.snapshot(), detector.trace
+    links = [
+        {"to": link.peer, "rail": link.rail, "chunks": link.count, "bytes": link.sent, "speed": round(link.recent)}
+        for link in list(trace.tally.links.values())
+    ]
+    return {
+        "number": trace.number,
+        "world": list(trace.world),
+        "begun": state.begun,
+        "waits": [wait._asdict() for wait in state.waits],
+        "calls": [_call(trace, call) for call in state.calls],
+        "links": links,
+        "broken": state.failure,
+    }
+
+
+def _call(trace: CommRecorder, call: CallSnapshot) -> dict[str, Any]:
+    now, world = perf_counter_ns(), trace.world
+    sends, receives = [], []
+    for transfer in call.in_flight:
+        found = {"rank": world[transfer.peer], "rail": transfer.rail, "ms": round((now - transfer.posted) / 1e6, 1)}
+        if transfer.kind == SEND:
+            sends.append({**found, "bytes": transfer.nbytes})
+        else:
+            waited = round((now - transfer.waited) / 1e6, 1) if transfer.waited else None
+            receives.append({**found, "waited_ms": waited})
+    return {
+        **{"name": call.name, "run": call.run, "title": call.title, "said": call.signature},
+        **{"absent": [world[peer] for peer in call.absent], "waited_for": call.waited_for, "state": call.state},
+        **{"sending": sends, "receiving": receives, "coding": call.coding},
+    }
 
 
 def _threads() -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE, RECV, SEND
+from mpi_gpucomp.trace import DECODE, ENCODE, RECV, SEND
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -15,16 +15,18 @@ from mpi_gpucomp.monitor import settings
 from mpi_gpucomp.monitor.diagnosis import ALARM_KINDS, HANG, STALL
 from mpi_gpucomp.monitor.exporters import Writer
 from mpi_gpucomp.monitor.flight import Flight
+from mpi_gpucomp.monitor.processor import ThreadCounters
 from mpi_gpucomp.monitor.recorder import Recorder
-from mpi_gpucomp.monitor.trace_buffer import SEND, LinkState, State, TraceBuffer
+from mpi_gpucomp.monitor.trace_buffer import LinkState, State, TraceBuffer
+from mpi_gpucomp.trace import SEND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpi_gpucomp.monitor.detector import AnomalyDetector
     from mpi_gpucomp.monitor.diagnosis import Diagnosis
-    from mpi_gpucomp.monitor.flight import Source
     from mpi_gpucomp.monitor.links import LinkStats
-    from mpi_gpucomp.monitor.recorder import TraceGroup
+    from mpi_gpucomp.monitor.recorder import CommRecorder
     from mpi_gpucomp.monitor.settings import MonitorSettings
 
 __all__ = ["LOGGER", "Alarm", "Alarms", "ProcessMonitor", "known", "process_monitor"]
@@ -127,8 +129,9 @@ class ProcessMonitor:
         self.recorder = Recorder(self.box)
         log = settings.fill(chosen.log, rank) if chosen.log else None
         self.alarms = Alarms(self.box, rank, log)
-        self.sources: weakref.WeakSet[Source] = weakref.WeakSet()
-        """The communicators that are in use, for flight records."""
+        self.threads = ThreadCounters()
+        self.detectors: weakref.WeakSet[AnomalyDetector] = weakref.WeakSet()
+        """Those of the communicators in use."""
         self._flight = Flight(self, chosen.flight) if chosen.flight else None
         self._writer = Writer(self) if chosen.csv or chosen.prometheus or chosen.serve else None
 
@@ -148,18 +151,24 @@ class ProcessMonitor:
         self.box.write_state(state)
         self.box.write_links(self.links())
 
-    def links(self, only: TraceGroup | None = None) -> list[LinkState]:
+    def links(self, only: CommRecorder | None = None) -> list[LinkState]:
         """Return the links of one communicator, or of all, those to one peer together, with what is under way."""
         waiting: dict[tuple[int, int], list[int]] = {}
-        for source in list(self.sources):
-            for one in source.chunks():
-                if one.kind == SEND:
-                    waiting.setdefault((one.peer, one.rail), []).append(one.nbytes)
+        for detector in list(self.detectors):
+            for transfer in detector.in_flight():
+                if transfer.kind == SEND:
+                    waiting.setdefault((transfer.peer, transfer.rail), []).append(transfer.nbytes)
         found: dict[tuple[int, int], list[LinkStats]] = {}
         for group in [only] if only else self.recorder.groups:
             for key, link in list(group.tally.links.items()):
                 found.setdefault(key, []).append(link)
         return [_together(links, waiting.get(key, [])) for key, links in found.items()]
+
+    def detach(self, detector: AnomalyDetector) -> None:
+        """Forget a communicator that is freed; close the files of the thread counters with the last one."""
+        self.detectors.discard(detector)
+        if not self.detectors:
+            self.threads.close()
 
     def record_flight(self, reason: str) -> None:
         """Write down what goes on, because something is wrong, if the settings say where to."""

@@ -22,7 +22,7 @@ except ImportError:  # not Linux, which has no such counts of threads either
 
 from mpi_gpucomp.monitor.diagnosis import LOOKED_AT_NS
 
-__all__ = ["OFTEN", "CpuUsage", "is_pressed", "stolen"]
+__all__ = ["OFTEN", "CpuUsage", "ThreadCounters", "is_pressed", "stolen"]
 
 SAMPLES = 16
 OFTEN = 5
@@ -40,26 +40,30 @@ class _Sample(NamedTuple):
     delayed: dict[int, int]
 
 
-class _Files:
-    """Linux's counts of Python's threads, kept open."""
+class ThreadCounters:
+    """Linux's scheduler counters of Python's threads: one set of open files per process."""
 
     def __init__(self) -> None:
+        """Open no files yet."""
         self._open: dict[int, int] = {}
         self._renew_at = 0
+        self._lock = threading.RLock()
 
     def read(self) -> dict[int, bytes]:
-        """Return the counts of each thread, by its identity in Python."""
-        if perf_counter_ns() > self._renew_at:
-            self._renew_at = perf_counter_ns() + LOOKED_AT_NS
-            self._renew()
-        return {thread: self.of(thread) for thread in self._open}
+        """Return the counters of each thread, by its identity in Python."""
+        with self._lock:
+            if perf_counter_ns() > self._renew_at:
+                self._renew_at = perf_counter_ns() + LOOKED_AT_NS
+                self._renew()
+            return {thread: self.of(thread) for thread in self._open}
 
     def of(self, thread: int) -> bytes:
-        """Return the counts of one, or nothing."""
-        try:
-            return os.pread(self._open[thread], 80, 0)
-        except (KeyError, OSError):
-            return b""
+        """Return the counters of one thread; nothing if they are unknown."""
+        with self._lock:
+            try:
+                return os.pread(self._open[thread], 80, 0)
+            except (KeyError, OSError):
+                return b""
 
     def _renew(self) -> None:
         alive = {thread.ident: thread.native_id for thread in threading.enumerate() if thread.ident is not None}
@@ -71,9 +75,16 @@ class _Files:
             except OSError:
                 continue
 
+    def close(self) -> None:
+        """Close the files; a later `read` opens them again."""
+        with self._lock:
+            while self._open:
+                os.close(self._open.popitem()[1])
+            self._renew_at = 0
+
     def __del__(self) -> None:
-        for file in self._open.values():
-            os.close(file)
+        """Close the files."""
+        self.close()
 
 
 def _awake(counts: bytes) -> int | None:
@@ -118,9 +129,9 @@ def _slept(naps: int) -> int:
 class CpuUsage:
     """What is known of the threads of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: ThreadCounters) -> None:
         """Start with no samples."""
-        self._files = _Files()
+        self._files = threads
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
         # What was written down before a rest; the numbers are read only if something is wrong.
         self._thread = self._noted_at = self._slept = self._others_at = 0

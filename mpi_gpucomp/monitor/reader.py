@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE, RECV, SEND, TraceBuffer
+from mpi_gpucomp.monitor.trace_buffer import TraceBuffer
+from mpi_gpucomp.trace import DECODE, ENCODE, RECV, SEND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_gpucomp.monitor.links import Tally
-from mpi_gpucomp.monitor.trace_buffer import CALL, LAYOUT, RECV, SEND, TraceBuffer
+from mpi_gpucomp.monitor.trace_buffer import LAYOUT, TraceBuffer
+from mpi_gpucomp.trace import CALL, RECV, SEND, CallTrace, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-__all__ = ["OFF", "CallLog", "NoLog", "Recorder", "TraceGroup"]
+__all__ = ["CallRecorder", "CommRecorder", "Recorder"]
 
 _pack = LAYOUT.pack_into
 _pack_one = struct.Struct("<q").pack_into
@@ -44,19 +45,19 @@ class Recorder:
         self.mask, self.base = box.capacity - 1, box.base
         self.numbers = count(1)
         self.begun = self.ended = 0
-        self._groups: list[TraceGroup | None] = [None] * GROUPS
+        self._groups: list[CommRecorder | None] = [None] * GROUPS
         self._made = 0
         self._seen, self._lock = 0, threading.Lock()
 
-    def group(self, world: Sequence[int], rank: int) -> TraceGroup:
-        """Return what a communicator writes with; `world` are the ranks of its ranks in the world."""
+    def communicator(self, world: Sequence[int], rank: int) -> CommRecorder:
+        """Return the trace of a new communicator; `world` are its ranks in the world."""
         number = self._made % GROUPS
-        group = self._groups[number] = TraceGroup(self, number, world, rank)
+        group = self._groups[number] = CommRecorder(self, number, world, rank)
         self._made += 1
         return group
 
     @property
-    def groups(self) -> list[TraceGroup]:
+    def groups(self) -> list[CommRecorder]:
         """Return the communicators that are known, all but the oldest of very many."""
         return [group for group in self._groups if group is not None]
 
@@ -79,7 +80,7 @@ class Recorder:
                 group.tally.add(records[records["group"] == number])
 
 
-class TraceGroup:
+class CommRecorder(Trace):
     """The calls of one communicator."""
 
     def __init__(self, recorder: Recorder, number: int, world: Sequence[int], rank: int) -> None:
@@ -90,44 +91,17 @@ class TraceGroup:
         self.begun = self.ended = 0
         """Calls."""
 
-    def begin(self, name: str, said: str) -> CallLog:
-        """Begin to record a call; those that `said` the same are compared with each other."""
+    def begin(self, name: str, signature: str) -> CallRecorder:
+        """Begin to record a call; calls with the same signature are compared with each other."""
         self.begun += 1
         if len(self._sorts) >= MOST_SORTS:
             self._sorts.clear()
-        sort = self._sorts.setdefault(said, len(self._sorts))
+        sort = self._sorts.setdefault(signature, len(self._sorts))
         self.recorder.begun += 1
-        return CallLog(self, name, sort, self.begun)
+        return CallRecorder(self, name, sort, self.begun)
 
 
-class NoLog:
-    """What is called where nothing is recorded."""
-
-    __slots__ = ()
-
-    def sent(self, peer: int, posted: int, nbytes: int, lane: int, chunk: int, rail: int) -> None:
-        """Do nothing."""
-
-    def received(self, peer: int, posted: int, waited: int, nbytes: int, lane: int, chunk: int, rail: int) -> None:
-        """Do nothing."""
-
-    def coded(self, kind: int, posted: int, nbytes: int, plain: int, lane: int, chunk: int) -> None:
-        """Do nothing."""
-
-    def joined(self, peer: int) -> None:
-        """Do nothing."""
-
-    def runs(self) -> None:
-        """Do nothing."""
-
-    def end(self, *, failed: bool) -> None:
-        """Do nothing."""
-
-
-OFF = NoLog()
-
-
-class CallLog(NoLog):
+class CallRecorder(CallTrace):
     """The records of one call."""
 
     __slots__ = (
@@ -135,7 +109,7 @@ class CallLog(NoLog):
         *("last", "met", "number", "posted", "started"),
     )
 
-    def __init__(self, group: TraceGroup, name: str, sort: int, call: int) -> None:
+    def __init__(self, group: CommRecorder, name: str, sort: int, call: int) -> None:
         """Write its own record first."""
         recorder = group.recorder
         self._group, self._sort, self._call = group, sort, call & LOW
@@ -166,11 +140,11 @@ class CallLog(NoLog):
         _pack(self._memory, self._base + ((number & self._mask) << 6), posted, waited, perf_counter_ns(), number,
               nbytes, 0, self._call, chunk, self._world[peer], self._name, self._sort, lane, RECV, rail, self._own)
 
-    def coded(self, kind: int, posted: int, nbytes: int, plain: int, lane: int, chunk: int) -> None:
+    def coded(self, kind: int, posted: int, nbytes: int, raw_bytes: int, lane: int, chunk: int) -> None:
         """Record a chunk that was encoded or decoded, and when that was queued."""
         number = self._next()
         _pack(self._memory, self._base + ((number & self._mask) << 6), posted, posted, perf_counter_ns(), number,
-              nbytes, plain & LOW, self._call, chunk, -1, self._name, self._sort, lane, kind, 0, self._own)
+              nbytes, raw_bytes & LOW, self._call, chunk, -1, self._name, self._sort, lane, kind, 0, self._own)
 
     # fmt: on
 
@@ -178,7 +152,7 @@ class CallLog(NoLog):
         """Take notice of the neighbour that has joined last."""
         self.last, self.met = self._world[peer], perf_counter_ns()
 
-    def runs(self) -> None:
+    def start(self) -> None:
         """Record when all neighbours were there, and who came last."""
         self.started, at = perf_counter_ns(), self._place(self.number)
         if self._is_there(at):

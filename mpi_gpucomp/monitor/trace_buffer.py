@@ -18,6 +18,7 @@ import numpy as np
 
 from mpi_gpucomp import config
 from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.trace import CALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +26,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
-    *("CALL", "DECODE", "ENCODE", "KINDS", "LAYOUT", "RECORD", "RECORDS", "RECV", "SEND"),
+    *("LAYOUT", "RECORD", "RECORDS"),
     *("TraceBuffer", "Head", "LinkState", "State"),
 ]
-
-SEND, RECV, ENCODE, DECODE, CALL = 1, 2, 3, 4, 5
-KINDS = {SEND: "send", RECV: "receive", ENCODE: "encode", DECODE: "decode", CALL: "call"}
 
 RECORD = np.dtype(
     [

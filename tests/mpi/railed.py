@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
 from mpi_gpucomp.monitor.chrome_trace import trace
-from mpi_gpucomp.monitor.trace_buffer import RECV, SEND
+from mpi_gpucomp.trace import RECV, SEND
 from mpi_gpucomp.transport.rails import Rails
 from mpi_gpucomp.transport.rails.connector import Dialling, Hello
 

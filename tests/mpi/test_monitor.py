@@ -9,7 +9,7 @@ from launch import needs_mpirun, run
 
 from mpi_gpucomp.monitor.chrome_trace import trace
 from mpi_gpucomp.monitor.reader import newest
-from mpi_gpucomp.monitor.trace_buffer import CALL, DECODE, ENCODE, RECV, SEND
+from mpi_gpucomp.trace import CALL, DECODE, ENCODE, RECV, SEND
 
 pytestmark = needs_mpirun
 

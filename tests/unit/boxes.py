@@ -9,7 +9,7 @@ from unittest.mock import patch
 from mpi_gpucomp.monitor.diagnosis import Diagnosis
 from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
 from mpi_gpucomp.monitor.settings import MonitorSettings
-from mpi_gpucomp.monitor.trace_buffer import DECODE, ENCODE
+from mpi_gpucomp.trace import DECODE, ENCODE
 
 MS = 1_000_000
 
@@ -26,10 +26,10 @@ def _rank(directory: Path, rank: int, ranks: int, chunks: int) -> ProcessMonitor
     station = ProcessMonitor(MonitorSettings(directory=str(directory)), rank, ranks)
     station.host = f"h{rank}"
     station.set_clock(rank * 5 * MS, 1000)
-    group, now = station.recorder.group(range(ranks), rank), perf_counter_ns() - 100 * MS
+    group, now = station.recorder.communicator(range(ranks), rank), perf_counter_ns() - 100 * MS
     with patch("mpi_gpucomp.monitor.recorder.perf_counter_ns", lambda: now):
         log = group.begin("broadcast", "a broadcast")
-        log.runs()
+        log.start()
         for chunk in range(chunks):
             before, now = now, now + 2 * MS
             if rank == 0:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpi_gpucomp.monitor.trace_buffer import RECORD, SEND
+from mpi_gpucomp.monitor.trace_buffer import RECORD
+from mpi_gpucomp.trace import SEND
 
 MS = 1_000_000
 

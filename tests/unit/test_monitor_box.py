@@ -12,18 +12,19 @@ import pytest
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import settings
-from mpi_gpucomp.monitor.diagnosis import InFlight, summarize, united
+from mpi_gpucomp.monitor.diagnosis import summarize, united
 from mpi_gpucomp.monitor.recorder import Recorder
-from mpi_gpucomp.monitor.trace_buffer import CALL, ENCODE, RECV, SEND, LinkState, State, TraceBuffer
+from mpi_gpucomp.monitor.trace_buffer import LinkState, State, TraceBuffer
+from mpi_gpucomp.trace import CALL, ENCODE, RECV, SEND, InFlight
 
 
 def test_what_is_recorded_is_read(tmp_path: Path) -> None:
     box = TraceBuffer.make(64, tmp_path / "sub" / "a.box")
     box.begin(2, 4, "host", 17, 3)
-    group = Recorder(box).group((5, 2), 1)
+    group = Recorder(box).communicator((5, 2), 1)
     log = group.begin("broadcast", "1 x float32")
     log.joined(0)
-    log.runs()
+    log.start()
     log.sent(0, 1000, 4096, 1, 7, 1)
     log.received(0, 2000, 2500, 512, 0, 1, 0)
     log.coded(ENCODE, 3000, 100, 400, 0, 9)
@@ -51,7 +52,7 @@ def test_what_is_recorded_is_read(tmp_path: Path) -> None:
 
 def test_the_ring_keeps_the_newest_and_an_old_call_harms_none() -> None:
     box = TraceBuffer.make(64)
-    group = Recorder(box).group((0, 1), 0)
+    group = Recorder(box).communicator((0, 1), 0)
     log = group.begin("broadcast", "")
     for number in range(200):
         log.sent(1, number, 1, 0, number, 0)
@@ -63,7 +64,7 @@ def test_the_ring_keeps_the_newest_and_an_old_call_harms_none() -> None:
 
 def test_all_are_counted_once_however_often_somebody_counts() -> None:
     recorder = Recorder(TraceBuffer.make(256))
-    groups = [recorder.group((0, 1), 0) for _ in range(2)]
+    groups = [recorder.communicator((0, 1), 0) for _ in range(2)]
     for number in range(1, 1001):
         groups[number % 2].begin("x", "")
         groups[number % 2].begin("x", "").sent(1, number, 10, 0, 0, 0)
@@ -80,7 +81,7 @@ from mpi_gpucomp.monitor.trace_buffer import TraceBuffer
 from mpi_gpucomp.monitor.recorder import Recorder
 box = TraceBuffer.make(64, Path({str(tmp_path / "a.box")!r}))
 box.begin(0, 1, "host")
-Recorder(box).group((0, 1), 0).begin("broadcast", "").sent(1, 1, 77, 0, 0, 0)
+Recorder(box).communicator((0, 1), 0).begin("broadcast", "").sent(1, 1, 77, 0, 0, 0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
@@ -114,7 +115,7 @@ def test_spans_that_overlap_count_once() -> None:
 
 
 def test_a_digest_counts_what_is_under_way() -> None:
-    group = Recorder(TraceBuffer.make(64)).group((4, 7), 0)
+    group = Recorder(TraceBuffer.make(64)).communicator((4, 7), 0)
     log = group.begin("broadcast", "")
     log.sent(1, log.posted, 100, 0, 0, 0)
     group.recorder.collect()

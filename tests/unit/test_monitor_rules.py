@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from records import MS, feed, stream
 
 from mpi_gpucomp.monitor.links import Durations, LinkStats, RateWindow
-from mpi_gpucomp.monitor.trace_buffer import DECODE
+from mpi_gpucomp.trace import DECODE
 
 
 def known_link() -> tuple[LinkStats, int]:

@@ -10,8 +10,8 @@ import time
 
 CHILD = """
 import sys, time
-from mpi_gpucomp.monitor.processor import CpuUsage
-processor, found, naps, end = CpuUsage(), [], 0, time.perf_counter_ns() + 20_000_000_000
+from mpi_gpucomp.monitor.processor import CpuUsage, ThreadCounters
+processor, found, naps, end = CpuUsage(ThreadCounters()), [], 0, time.perf_counter_ns() + 20_000_000_000
 print("ready", flush=True)
 last = time.perf_counter_ns()
 processor.note(last, naps)

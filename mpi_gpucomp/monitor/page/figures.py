@@ -9,7 +9,7 @@ import numpy as np
 from mpi_gpucomp.monitor.chrome_trace import spans
 from mpi_gpucomp.monitor.diagnosis import united
 from mpi_gpucomp.monitor.reader import aligned
-from mpi_gpucomp.monitor.trace_buffer import CALL, DECODE, ENCODE, KINDS, RECV, SEND
+from mpi_gpucomp.trace import CALL, DECODE, ENCODE, KINDS, RECV, SEND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from mpi_gpucomp.engine import stalls as module
-from mpi_gpucomp.engine.stalls import HELD_NS, StallDetector
-from mpi_gpucomp.monitor.processor import OFTEN, CpuUsage
+from mpi_gpucomp.monitor import stalls as module
+from mpi_gpucomp.monitor.processor import OFTEN, CpuUsage, ThreadCounters
+from mpi_gpucomp.monitor.stalls import HELD_NS, StallDetector
 
 MS = 1_000_000
 
@@ -18,7 +18,7 @@ class Counts(CpuUsage):
     """A processor that has stood still for as long as a test says."""
 
     def __init__(self, still: int) -> None:
-        super().__init__()
+        super().__init__(ThreadCounters())
         self.says, self.stolen = still, 7
 
     def stood_still(self, begin: int, end: int, naps: int) -> int:
@@ -35,9 +35,9 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def stalls(still: int) -> StallDetector:
-    watch = SimpleNamespace(status=lambda: SimpleNamespace(waits={1: "broadcast (call 9)"}))
+    engine = SimpleNamespace(snapshot=lambda: SimpleNamespace(waits=[SimpleNamespace(title="broadcast (call 9)")]))
     station = SimpleNamespace(rank=2, host="h2")
-    return StallDetector(cast(Any, watch), cast(Any, station), Counts(still))
+    return StallDetector(cast(Any, engine), cast(Any, station), Counts(still))
 
 
 def test_a_standstill_is_told_after_a_moment(ticks: list[int]) -> None:
@@ -45,7 +45,7 @@ def test_a_standstill_is_told_after_a_moment(ticks: list[int]) -> None:
     assert not found.check(100 * MS, 106 * MS, 3)
     assert found and not found.settle(106 * MS + HELD_NS)
     told = found.settle(107 * MS + HELD_NS)
-    assert [one.text for one in told] == ["stall: rank 2 (h2) stood still for 5.0 ms in broadcast (call 9)"]
+    assert [one.text for one in told] == ["stall: rank 2 (h2) did not run for 5.0 ms in broadcast (call 9)"]
     assert [(one.kind, one.ranks) for one in told] == [("stall", (2,))]
     assert not found and not found.settle(200 * MS + HELD_NS)
 

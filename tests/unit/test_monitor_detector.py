@@ -1,4 +1,4 @@
-"""Engines of four ranks in one process, over wires that take their time: the sentry names a wire that becomes slow."""
+"""Four engines in one process over simulated links: the detector names a link that becomes slow."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.monitor.detector import attach
 from mpi_gpucomp.monitor.diagnosis import Diagnosis
 from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
 from mpi_gpucomp.monitor.settings import MonitorSettings
@@ -105,9 +106,9 @@ class Ranks:
         self.wires = Wires()
         transports = [Wire(inner, self.wires) for inner in loopback(RANKS)]
         self.stations = [ProcessMonitor(MonitorSettings(hang=hang), rank, RANKS) for rank in range(RANKS)]
-        self.engines = [
-            Engine(transport, 2, None, station.recorder.group(range(RANKS), rank), station)
-            for rank, (transport, station) in enumerate(zip(transports, self.stations, strict=True))
+        self.engines = [Engine(transport, 2, None) for transport in transports]
+        self.detectors = [
+            attach(engine, range(RANKS), station) for engine, station in zip(self.engines, self.stations, strict=True)
         ]
         self._transports, self._algorithm = transports, build("broadcast", "chain", RANKS, 0)
         self._coders = [Coder(get_codec("none"), get_device("host"), inline=True) for _ in range(RANKS)]
@@ -186,13 +187,13 @@ def test_a_rank_that_does_not_join_is_named() -> None:
 
 
 def test_a_verdict_needs_most_of_the_last_looks(ranks: Ranks) -> None:
-    sentry, busy = ranks.engines[0].sentry, Diagnosis("slow rank", (2,), "slow rank: rank 2", times=3)
+    detector, busy = ranks.detectors[0], Diagnosis("slow rank", (2,), "slow rank: rank 2", times=3)
     link = Diagnosis("slow link", (0, 1), "slow link: 0 to 1")
     for said in (busy, None, busy, link, busy, busy, None):
-        sentry._suspect(said)
+        detector._suspect(said)
     assert not ranks.alarms
-    sentry._suspect(busy)
-    sentry._suspect(busy)
+    detector._suspect(busy)
+    detector._suspect(busy)
     assert ranks.alarms == [("slow rank", (2,))]
 
 
@@ -202,6 +203,6 @@ def test_a_rank_that_does_not_come_to_answer_is_named(ranks: Ranks) -> None:
     ranks.engines = [engine for rank, engine in enumerate(engines) if rank != 2]
     end = time.monotonic() + 1.0
     ranks.turn([], lambda: time.monotonic() > end)
-    engines[0].sentry._ask(hang=False)
+    ranks.detectors[0]._ask(hang=False)
     ranks.turn([], lambda: bool(ranks.alarms), seconds=20.0)
     assert ranks.alarms == [("slow rank", (2,))]
