@@ -1,27 +1,39 @@
-"""What all tests share: the devices of this machine, and a second MPI."""
+"""What all tests share: the devices of this machine, the hardware that tests need, and a second MPI."""
 
 from __future__ import annotations
 
 import pytest
+from hardware import (
+    GPU,
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 from hypothesis import settings
-from mpich import mpich
+from mpich import any_mpi, mpich
 
 from mpi_gpucomp.device import Device, get_device
-from mpi_gpucomp.errors import DeviceError
 
-__all__ = ["device", "device_or_skip", "gpu", "host", "mpich"]
+__all__ = [
+    "any_mpi",
+    "device",
+    "gpu",
+    "host",
+    "mpich",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
+]
 
 # No test asserts a time: the machine may be shared and busy.
 settings.register_profile("patient")
 settings.load_profile("patient")
-
-
-def device_or_skip(name: str) -> Device:
-    """Return the device, or skip the test and say why."""
-    try:
-        return get_device(name)
-    except DeviceError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -33,10 +45,10 @@ def host() -> Device:
 @pytest.fixture
 def gpu() -> Device:
     """Return the first GPU."""
-    return device_or_skip("cuda:0")
+    return get_device(GPU)
 
 
-@pytest.fixture(params=["host", "cuda:0"])
+@pytest.fixture(params=["host", pytest.param(GPU, marks=pytest.mark.needs(GPU))])
 def device(request: pytest.FixtureRequest) -> Device:
     """Return each kind of device in turn."""
-    return device_or_skip(request.param)
+    return get_device(request.param)

@@ -29,6 +29,12 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(params=["default", "mpich"])
+def any_mpi(request: pytest.FixtureRequest) -> Path | None:
+    """Return what `launch.run` takes as `mpich`: None for the MPI of the environment, then the place of an MPICH."""
+    return request.getfixturevalue("mpich") if request.param == "mpich" else None
+
+
 def _install(place: Path) -> None:
     command = [sys.executable, *INSTALL, "--prefix", str(place), "mpich>=4.3"]
     try:

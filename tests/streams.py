@@ -6,19 +6,14 @@ import ctypes
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
-import pytest
-
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.build import LIBRARIES, library_directory
 from mpi_gpucomp.device.host import InlineStream
-from mpi_gpucomp.device.library import arguments, choose, processor_flags, runnable
-from mpi_gpucomp.errors import DeviceError
+from mpi_gpucomp.device.library import arguments, choose, processor_flags
 
 if TYPE_CHECKING:
     from mpi_gpucomp.device import Stream
     from mpi_gpucomp.device.host import HostDevice
-
-MACHINES = [*LIBRARIES, "cuda:0"]
 
 
 class LevelStream(InlineStream):
@@ -38,12 +33,5 @@ class LevelStream(InlineStream):
 
 
 def open_stream(machine: str) -> Stream:
-    """Return a stream of the machine, or skip the test and say why."""
-    if machine in LIBRARIES:
-        if machine not in runnable(processor_flags()):
-            pytest.skip(f"this processor does not run {machine}")
-        return LevelStream(machine)
-    try:
-        return get_device(machine).stream()
-    except DeviceError as error:
-        pytest.skip(str(error))
+    """Return a stream of the machine: an instruction set of the host library, or a GPU."""
+    return LevelStream(machine) if machine in LIBRARIES else get_device(machine).stream()

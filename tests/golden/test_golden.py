@@ -10,8 +10,9 @@ import make
 import numpy as np
 import pytest
 from device_memory import download, upload
+from hardware import MACHINES
 from make import CASES, HERE, INDEX, TYPES, Case, checksum, main, plain_values
-from streams import MACHINES, open_stream
+from streams import open_stream
 
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import Buffer, dtype_of_name

@@ -7,13 +7,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from machines import Host
+from hardware import HOSTS
 
 from mpi_gpucomp.device.build import kernels_directory
 from mpi_gpucomp.device.library import OPTIONS
 
 if TYPE_CHECKING:
-    from machines import Machine
+    from machines import Host
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
 
@@ -73,9 +73,8 @@ def test_no_kernel_spills(family: str, arch: int) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES[:1])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_host_has_the_same_kernels(machine: Machine, family: str, arch: int) -> None:
-    if not isinstance(machine, Host):
-        pytest.skip("compares the GPU's kernels with the host's")
+@pytest.mark.parametrize("machine", HOSTS, indirect=True)
+def test_the_host_has_the_same_kernels(machine: Host, family: str, arch: int) -> None:
     missing = [kernel for kernel in spills(compiled(family, arch)[1]) if not hasattr(machine.library, kernel)]
     assert missing == []
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from machines import Host
+from hardware import HOSTS
 
-from mpi_gpucomp.device.build import LIBRARIES, build, kernels_directory
-from mpi_gpucomp.device.library import VARIABLE, processor_flags, runnable
+from mpi_gpucomp.device.build import build, kernels_directory
+from mpi_gpucomp.device.library import VARIABLE
 
 if TYPE_CHECKING:
-    from machines import Machine
+    from machines import Host
 
 HERE = Path(__file__).parent
 ROUNDS = int(os.environ.get("MPI_GPUCOMP_FUZZ_ROUNDS", "3"))
@@ -92,18 +92,15 @@ def check_clean(done: subprocess.CompletedProcess[str]) -> None:
     assert (done.returncode, last) == (0, ["done"]), f"{last}\n{done.stderr[:6000]}"
 
 
-@pytest.mark.parametrize("level", LIBRARIES)
+@pytest.mark.parametrize("level", HOSTS)
 def test_the_library_under_sanitizers(level: str, tmp_path: Path) -> None:
-    if level not in runnable(processor_flags()):
-        pytest.skip(f"this processor does not run {level}")
     preload = runtimes()
     (library,) = build(kernels_directory(), tmp_path, extra_flags=SANITIZERS, only=level)
     check_clean(fuzz(library, "heap", ROUNDS, preload))
 
 
-def test_the_library_as_it_is_shipped(machine: Machine) -> None:
-    if not isinstance(machine, Host):
-        pytest.skip("pages are guarded on the host alone")
+@pytest.mark.parametrize("machine", HOSTS, indirect=True)
+def test_the_library_as_it_is_shipped(machine: Host) -> None:
     check_clean(fuzz(machine.library._name, "pages", 3 * ROUNDS, []))
 
 

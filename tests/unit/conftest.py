@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from streams import MACHINES, open_stream
+from hardware import MACHINES
+from streams import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

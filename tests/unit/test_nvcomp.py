@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from coding import buffer_in, decode, encode, upload, values
+from hardware import GPU, missing
 
 from mpi_gpucomp.codec import general as cramjam
 from mpi_gpucomp.codec import nvcomp
@@ -35,22 +36,9 @@ SIZES = [0, 1, 2, 5, 8, 64, 1000, 4095, 65535, 65536, 65537, 1 << 20, 12345678, 
 every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 
 
-def no_gpu() -> str:
-    try:
-        get_device("cuda:0")
-    except DeviceError as error:
-        return f"no GPU: {error.got}"
-    return ""
-
-
-WITHOUT_GPU = no_gpu()
-
-
 @pytest.fixture
 def gpu() -> Stream:
-    if WITHOUT_GPU:
-        pytest.skip(WITHOUT_GPU)
-    return get_device("cuda:0").stream()
+    return get_device(GPU).stream()
 
 
 @pytest.fixture
@@ -176,7 +164,7 @@ def test_types_are_those_that_nvcomp_has() -> None:
 
 
 @every_format
-@pytest.mark.skipif(not WITHOUT_GPU, reason="there is a GPU")
+@pytest.mark.skipif(not missing(GPU), reason="there is a GPU")
 def test_nvcomp_knows_the_options_and_misses_only_the_gpu(kind: type[GeneralCodec]) -> None:
     for dtype in DTYPES:
         with pytest.raises(DeviceError) as caught:
