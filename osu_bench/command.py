@@ -1,39 +1,35 @@
-"""The command line: one word for each benchmark, and for what is done with clusters and results.
+"""The command line: `osu_bench NAME` runs a benchmark of the suite, a tool or an experiment.
 
-Exit codes: 0, all is well. 1: a result was wrong. 2: something cannot be done as asked. 130: interrupted.
-MPI is only started by those that measure, so that the others run anywhere.
+Exit codes: 0 success, 1 a wrong result, 2 an error in the request or the environment, 130 interrupted.
+Only the selected command is imported, and MPI is initialised only by commands that measure.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
 import sys
-import time
 import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp import __version__
 from mpi_gpucomp.errors import GpucompError
-from osu_bench.flags import Flags, add_flags
+from osu_bench.arguments import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BENCHMARKS", "main"]
-
-FIRST_RANK_SPEAKS = 10.0
-"""Seconds that other ranks leave to the first one for its usage message; its end ends them before."""
+__all__ = ["BENCHMARKS", "COMMANDS", "main"]
 
 
 class Benchmark(NamedTuple):
-    """Where a benchmark is, and which flags it has."""
+    """A benchmark of the suite: the function that runs it, and the flags that it has."""
 
     module: str
     function: str
     defaults: str
     help: str
+    ranks: int = 4
+    """Ranks in the example of its help."""
     windows: bool = False
     pairs: bool = False
     nonblocking: bool = False
@@ -41,116 +37,126 @@ class Benchmark(NamedTuple):
 
 COLLECTIVES = ("bcast", "reduce", "allreduce", "allgather", "reduce_scatter", "alltoall", "gather", "scatter")
 BENCHMARKS = {
-    "latency": Benchmark("point_to_point", "latency", "LATENCY", "half a round trip between two ranks"),
-    "bw": Benchmark("point_to_point", "bandwidth", "BANDWIDTH", "bandwidth one way", windows=True),
-    "bibw": Benchmark("point_to_point", "bandwidth", "BANDWIDTH", "bandwidth both ways", windows=True),
+    "latency": Benchmark("point_to_point", "latency", "LATENCY", "half a round trip between two ranks", 2),
+    "bw": Benchmark("point_to_point", "bandwidth", "BANDWIDTH", "unidirectional bandwidth", 2, windows=True),
+    "bibw": Benchmark("point_to_point", "bandwidth", "BANDWIDTH", "bidirectional bandwidth", 2, windows=True),
     "mbw_mr": Benchmark(
-        "point_to_point", "message_rate", "BANDWIDTH", "bandwidth and rate of many pairs", windows=True, pairs=True
+        "point_to_point", "message_rate", "BANDWIDTH", "bandwidth and message rate of pairs", windows=True, pairs=True
     ),
-    **{name: Benchmark("blocking", "collective", "DEFAULTS", f"latency of {name}") for name in COLLECTIVES},
-    "barrier": Benchmark("blocking", "barrier", "DEFAULTS", "latency of a barrier"),
+    **{name: Benchmark("collectives", "collective", "DEFAULTS", f"latency of {name}") for name in COLLECTIVES},
+    "barrier": Benchmark("collectives", "barrier", "DEFAULTS", "latency of barrier"),
     **{
         f"i{name}": Benchmark(
-            "nonblocking", "overlap", "DEFAULTS", f"how much of {name} a rank can compute in", nonblocking=True
+            "collectives", "overlap", "DEFAULTS", f"overlap of non-blocking {name} with computation", nonblocking=True
         )
         for name in COLLECTIVES
     },
 }
-COMMANDS = (
-    "osu_bench.cluster.command",
-    "osu_bench.headline",
-    "osu_bench.failover.command",
-    "osu_bench.training.command",
-    "osu_bench.report.command",
-)
-OTHERS = {
-    "codec_speed": "codecs on one core, against others' libraries",
-    "overhead": "what the layer costs where it cannot win",
-    "ddp_cost": "what a step of PyTorch's DDP costs, against gloo",
-    "monitor_cost": "what the monitor costs",
-    "any_order": "collectives that ranks start in different orders",
+
+
+class Command(NamedTuple):
+    """A tool or experiment: the module whose `main` runs it."""
+
+    module: str
+    help: str
+
+
+TOOLS = {
+    "cluster": Command("cluster.command", "hosts on this machine, joined by links of a chosen rate"),
+    "report": Command("report.command", "make an HTML page of results"),
+    "headline": Command("experiments.headline", "compare all candidates on clusters of several rates"),
 }
+EXPERIMENTS = {
+    "any_order": Command("experiments.any_order", "collectives that ranks start in different orders"),
+    "codec_speed": Command("experiments.codec_speed", "codec throughput on one core, against other libraries"),
+    "ddp_cost": Command("experiments.ddp_cost", "time of a PyTorch DDP step, against gloo"),
+    "failover": Command("experiments.failover", "cut links during operations on rails and measure the cost"),
+    "monitor_cost": Command("experiments.monitor_cost", "overhead of the monitor"),
+    "monitor_faults": Command("experiments.monitor_faults", "inject faults and time their detection"),
+    "overhead": Command("experiments.overhead", "overhead of the library over mpi4py"),
+    "simulation_vs_cluster": Command("experiments.simulation_vs_cluster", "simulated against measured times"),
+    "synthesis_scaling": Command("experiments.synthesis_scaling", "synthesis time against the number of ranks"),
+    "synthesis_vs_builtin": Command("experiments.synthesis_vs_builtin", "synthesised against built-in algorithms"),
+    "training": Command("experiments.training.command", "train a model with compressed parameters and gradients"),
+    "training_versions": Command("experiments.training.versions", "ratios of successive versions of parameters"),
+}
+COMMANDS = TOOLS | EXPERIMENTS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what `argv` (the program's own arguments where it is None) says, and return the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] and arguments[0] in OTHERS:
-        return _other(arguments)
-    flags = _parser().parse_args(arguments, Flags())
+    """Run the command in `argv` (the program's arguments if None) and return the exit code."""
+    name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name not in BENCHMARKS and name not in COMMANDS:
+        _parser().parse_args([name])
     try:
-        return int(_run(flags))
+        return _benchmark(name, arguments) if name in BENCHMARKS else _command(name, arguments)
     except GpucompError as error:
-        return _fail(error, flags)
+        print(f"osu_bench: {error}", file=sys.stderr, flush=True)
+        return _abort(2)
     except KeyboardInterrupt:
         return 130
     except Exception:
-        if not hasattr(flags, "benchmark"):
-            raise
         traceback.print_exc()
-        return _end_all(1)
+        return _abort(1)
 
 
-def _run(flags: Flags) -> int:
-    if not hasattr(flags, "benchmark"):
-        return int(flags.run(flags))
-    benchmark = BENCHMARKS[flags.benchmark]
-    module = importlib.import_module(f"osu_bench.{benchmark.module}")
+def _command(name: str, arguments: list[str]) -> int:
+    module = importlib.import_module(f"osu_bench.{COMMANDS[name].module}")
+    return int(module.main(arguments) or 0)
+
+
+def _benchmark(name: str, arguments: list[str]) -> int:
+    from osu_bench.suite.flags import Flags
+
+    benchmark = BENCHMARKS[name]
+    flags = benchmark_parser(name).parse_args(arguments, Flags())
+    module = importlib.import_module(f"osu_bench.suite.{benchmark.module}")
     flags.defaults = getattr(module, benchmark.defaults)
     code: int = getattr(module, benchmark.function)(flags)
     return code
 
 
-def _fail(error: GpucompError, flags: Flags) -> int:
-    """Say it once; ranks that still wait for this one are ended."""
-    print(f"osu_bench: {error}", file=sys.stderr, flush=True)
-    return _end_all(2) if hasattr(flags, "benchmark") else 2
+def benchmark_parser(name: str) -> CommandParser:
+    """Return the parser of a benchmark's flags."""
+    from osu_bench.suite.flags import add_flags
 
-
-def _end_all(code: int) -> int:
-    """End the other ranks too, which wait for this one."""
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.size > 1:
-        MPI.COMM_WORLD.Abort(code)
-    return code
-
-
-def _other(arguments: list[str]) -> int:
-    """Run one of the programs that have a command line of their own."""
-    module = importlib.import_module(f"osu_bench.{arguments[0]}")
-    sys.argv = [f"osu_bench {arguments[0]}", *arguments[1:]]
-    return int(module.main() or 0)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="osu_bench", description="Benchmarks in the manner of the OSU micro-benchmarks.")
-    parser.add_argument("-v", "--version", action="version", version=f"mpi_gpucomp {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="NAME")
-    for name, benchmark in BENCHMARKS.items():
-        own = commands.add_parser(name, help=benchmark.help, description=f"Measure {benchmark.help}.")
-        own.add_argument("-v", "--version", action="version", version=f"mpi_gpucomp {__version__}")
-        add_flags(own, windows=benchmark.windows, nonblocking=benchmark.nonblocking, pairs=benchmark.pairs)
-        own.set_defaults(benchmark=name)
-    for module in COMMANDS:
-        importlib.import_module(module).add(commands)
-    for name, text in OTHERS.items():
-        commands.add_parser(name, help=text)
+    benchmark = BENCHMARKS[name]
+    example = f"mpirun -n {benchmark.ranks} osu_bench {name} -m 1K:4M --codec split"
+    parser = CommandParser(f"osu_bench {name}", f"Measure {benchmark.help}.", example)
+    _add_version(parser)
+    add_flags(parser, windows=benchmark.windows, nonblocking=benchmark.nonblocking, pairs=benchmark.pairs)
+    parser.set_defaults(benchmark=name)
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong once, not on every rank."""
+def _abort(code: int) -> int:
+    """Return the exit code; where MPI runs, abort the job first, because other ranks may wait for this one."""
+    if sys.modules.get("mpi4py.MPI"):
+        from mpi4py import MPI
 
-    def error(self, message: str) -> None:  # type: ignore[override]
-        """Print usage and error on the first rank alone; launchers end all with the first that fails: others wait."""
-        if _launched_rank() == 0:
-            super().error(message)
-        time.sleep(FIRST_RANK_SPEAKS)
-        sys.exit(2)
+        if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+            MPI.COMM_WORLD.Abort(code)
+    return code
 
 
-def _launched_rank() -> int:
-    """Return this process's rank by what launchers put into the environment, before MPI is started."""
-    names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
+def _parser() -> CommandParser:
+    """Return a parser that prints the help of all commands, and refuses any other name."""
+    parser = CommandParser(
+        "osu_bench", "Benchmarks in the style of the OSU micro-benchmarks, with every result verified.", _EXAMPLES
+    )
+    _add_version(parser)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="NAME", parser_class=CommandParser)
+    listed: dict[str, Benchmark | Command] = {**TOOLS, **BENCHMARKS, **EXPERIMENTS}
+    for name, command in listed.items():
+        commands.add_parser(name, help=command.help)
+    return parser
+
+
+def _add_version(parser: CommandParser) -> None:
+    parser.add_argument("-v", "--version", action="version", version=f"mpi_gpucomp {__version__}")
+
+
+_EXAMPLES = """\
+mpirun -n 4 osu_bench bcast -m 1M:64M --compare mpi,none,split
+osu_bench cluster up --hosts 4 --rate 1gbit
+osu_bench cluster run -- osu_bench bcast -m 64M:64M --compare mpi,none,split"""

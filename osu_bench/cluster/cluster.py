@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 
 from mpi_gpucomp.errors import SpecError
-from osu_bench.cluster import launch, links, network, state, system
-from osu_bench.cluster.errors import ClusterError
+from osu_bench.cluster import launch, network, state, system
+from osu_bench.cluster import network as links
+from osu_bench.cluster.launch import Running
+from osu_bench.cluster.network import Rate, parse_rate
 from osu_bench.cluster.plan import DEFAULT_NAME, Plan
 from osu_bench.cluster.processes import terminable
-from osu_bench.cluster.rate import Rate, parse_rate
-from osu_bench.cluster.running import Running
+from osu_bench.cluster.system import ClusterError
 from osu_bench.launcher import MPICH, OPEN_MPI, find
 
 __all__ = ["NETWORK_VARIABLE", "Cluster"]

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi_gpucomp.cli.output import table
+from osu_bench.arguments import CommandParser
 from osu_bench.cluster.cluster import Cluster, take_down
-from osu_bench.cluster.links import DOWN, SILENT
+from osu_bench.cluster.network import DOWN, SILENT, in_words
 from osu_bench.cluster.plan import DEFAULT_NAME
-from osu_bench.cluster.rate import in_words
 from osu_bench.launcher import MPICH, OPEN_MPI
 
-__all__ = ["add"]
+__all__ = ["main"]
 
 HEADER = ("host", "rail", "address", "rate", "link")
 KILLED = 128
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    about = "hosts on this machine, joined by links of a chosen rate that can be cut (needs root)"
-    parser = commands.add_parser("cluster", help=about, description=f"A cluster on one machine: {about}.")
-    actions = parser.add_subparsers(title="what to do", required=True, metavar="ACTION")
+EXAMPLE = """\
+osu_bench cluster up --hosts 4 --rate 1gbit
+osu_bench cluster run -- osu_bench bcast -m 64M:64M --compare mpi,none,split
+osu_bench cluster down"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make, use, change or remove a cluster."""
+    parser = CommandParser("osu_bench cluster", "Hosts on this machine, joined by links of a chosen rate.", EXAMPLE)
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION", parser_class=CommandParser)
     for add_action in (_add_up, _add_run, _add_cut, _add_heal, _add_rate, _add_status, _add_down):
         add_action(actions)
+    args = parser.parse_args(argv)
+    code: int = args.run(args)
+    return code
 
 
 def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> Any:

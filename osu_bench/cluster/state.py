@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from uuid import uuid4
 
-from osu_bench.cluster.errors import ClusterError
 from osu_bench.cluster.plan import Plan, namespaces_of
 from osu_bench.cluster.processes import Process, process
+from osu_bench.cluster.system import ClusterError
 
 __all__ = ["folder", "forget", "hold", "holders", "identity", "locked", "recall", "release", "remember"]
 

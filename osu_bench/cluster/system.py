@@ -9,10 +9,18 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from osu_bench.cluster.errors import ClusterError
+from mpi_gpucomp.errors import GpucompError
 from osu_bench.cluster.plan import path_of
 
-__all__ = ["call", "check", "inside"]
+__all__ = ["ClusterError", "call", "check", "inside"]
+
+
+# The error of a cluster that cannot be made or used.
+
+
+class ClusterError(GpucompError, RuntimeError):
+    """A cluster that is not there, is in use, or that the machine does not allow."""
+
 
 PACKAGES = {
     "ip": "iproute2",

@@ -1,8 +1,5 @@
-"""The report of results: one page with tables and charts that needs nothing but a browser."""
+"""The HTML report of results: tables and charts in one file that a browser opens offline."""
 
-from __future__ import annotations
-
-from osu_bench.report.command import add
 from osu_bench.report.page import page
 
-__all__ = ["add", "page"]
+__all__ = ["page"]

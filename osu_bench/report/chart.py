@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from osu_bench.report.compare import best, figure, is_bandwidth, limit, plain_limit
+from osu_bench.report.drawing import Axis, axis, look, round_values, thinned
 from osu_bench.report.markup import Markup, tag
-from osu_bench.report.palette import look
-from osu_bench.report.scale import Axis, axis, round_values, thinned
 from osu_bench.report.units import bandwidth_text, run_title, size_text, tick_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from osu_bench.results import Row, Run
+    from osu_bench.suite.results import Row, Run
 
 __all__ = ["WIDTH", "chart", "figure_text", "limit_swatch", "swatch"]
 

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import BufferSpecError
+from osu_bench.arguments import CommandParser
 from osu_bench.report.page import page
-from osu_bench.results import load, merge
+from osu_bench.suite.results import load, merge
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["add", "write"]
+__all__ = ["main", "write"]
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    parser = commands.add_parser(
-        "report",
-        help="make a page with tables and charts of results",
-        description="Make one self-contained HTML page of results that benchmarks have written with --json.",
+EXAMPLE = """\
+osu_bench report results.json -o report.html"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write an HTML page of results."""
+    parser = CommandParser(
+        "osu_bench report",
+        "Make one self-contained HTML page of results that benchmarks have written with --json.",
+        EXAMPLE,
     )
     parser.add_argument("files", nargs="+", metavar="RESULTS.json", help="files written with --json")
     parser.add_argument("-o", "--output", default="report.html", metavar="PAGE", help="the page (default report.html)")
-    parser.set_defaults(run=_run)
+    return _run(parser.parse_args(argv))
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from mpi_gpucomp.errors import GpucompError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from osu_bench.results import Results, Row, Run
+    from osu_bench.suite.results import Results, Row, Run
 
 __all__ = ["BASES", "Point", "best", "figure", "is_bandwidth", "is_exact", "is_ours", "limit", "plain_limit"]
 __all__ += ["points", "speed", "wire_share"]

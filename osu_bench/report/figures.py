@@ -12,7 +12,7 @@ from osu_bench.report.units import digits, factor_text, run_title, short, size_t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from osu_bench.results import Row, Run
+    from osu_bench.suite.results import Row, Run
 
 __all__ = ["EXPLAINED", "figures"]
 

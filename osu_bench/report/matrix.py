@@ -12,7 +12,7 @@ from osu_bench.report.units import TIMES, factor_text, rate_text, size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from osu_bench.results import Results, Run
+    from osu_bench.suite.results import Results, Run
 
 __all__ = ["STEPS", "chosen_size", "matrices", "speeds"]
 

@@ -6,22 +6,21 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from osu_bench.report.assets import SCRIPT, STYLE
 from osu_bench.report.chart import chart, figure_text, limit_swatch, swatch
 from osu_bench.report.compare import best, figure, plain_limit, points
+from osu_bench.report.drawing import look
 from osu_bench.report.figures import EXPLAINED, figures
-from osu_bench.report.headline import headline, summary
 from osu_bench.report.markup import Markup, join, tag
 from osu_bench.report.matrix import choices, chosen_size, for_script, matrices
-from osu_bench.report.palette import look
-from osu_bench.report.script import SCRIPT
-from osu_bench.report.style import STYLE
+from osu_bench.report.overview import headline, summary
 from osu_bench.report.units import factor_text, network_text, run_title, size_text
-from osu_bench.results import Results
+from osu_bench.suite.results import Results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from osu_bench.results import Run
+    from osu_bench.suite.results import Run
 
 __all__ = ["page"]
 

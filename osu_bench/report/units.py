@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osu_bench.results import Network, Run
+    from osu_bench.suite.results import Network, Run
 
 __all__ = [
     "TIMES",

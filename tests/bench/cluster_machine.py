@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RANKS = [sys.executable, str(HERE / "cluster_ranks.py")]
 STREAM = [sys.executable, str(HERE / "cluster_stream.py")]
-COMMAND = [sys.executable, str(HERE / "cluster_command.py"), "cluster"]
+COMMAND = [sys.executable, "-m", "osu_bench", "cluster"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 # In a namespace of its own, which ends with it.

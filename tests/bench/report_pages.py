@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 from osu_bench import report
 from osu_bench.report.units import TIMES
-from osu_bench.results import Network, Results, Row, Run
+from osu_bench.suite.results import Network, Results, Row, Run
 
 MB = 1 << 20
 SIZES = [MB, 4 * MB, 64 * MB]

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from osu_bench.rivals import Gloo, PerMessage, PerMessageChain
+from osu_bench.suite.baselines import Gloo, PerMessage, PerMessageChain
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.size, WORLD.rank

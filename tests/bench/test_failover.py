@@ -11,8 +11,7 @@ import pytest
 from cluster_machine import new_name, skip_unless_possible
 
 from osu_bench.cluster import Cluster
-from osu_bench.failover.cuts import Cut, cut_and_heal, outcome, patience
-from osu_bench.failover.watching import Turn, Watched
+from osu_bench.experiments.failover import Cut, Turn, Watched, cut_and_heal, outcome, patience
 
 HOSTS, RAILS = 3, "eth0,eth1"
 TIMEOUT = 0.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from osu_bench.monitor_cost import added
+from osu_bench.experiments.monitor_cost import added
 
 
 def test_what_is_added_is_found_among_noise_that_both_share() -> None:

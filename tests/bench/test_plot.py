@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mpi_gpucomp.errors import GpucompError
-from osu_bench.plot import plot, plot_grid
-from osu_bench.report.palette import look
-from osu_bench.results import Network, Results, Row, Run
+from osu_bench.report.drawing import look
+from osu_bench.report.plot import plot, plot_grid
+from osu_bench.suite.results import Network, Results, Row, Run
 
 MB = 1 << 20
 NAMES = ("mpi", "none", "zfp:rate=8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -13,8 +12,9 @@ from report_pages import MB, SIZES, Page, a_run, cells, page_of, row
 
 from mpi_gpucomp.errors import GpucompError
 from osu_bench import report
+from osu_bench.report.command import main
 from osu_bench.report.units import time_text
-from osu_bench.results import Network, Results, Run
+from osu_bench.suite.results import Network, Results, Run
 
 
 def test_every_figure_of_the_data_is_in_the_table_of_its_run() -> None:
@@ -227,11 +227,7 @@ def test_of_bandwidth_more_is_better() -> None:
 
 
 def command(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    report.add(parser.add_subparsers())
-    args = parser.parse_args(["report", *words])
-    code: int = args.run(args)
-    return code
+    return main(words)
 
 
 def test_the_command_merges_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

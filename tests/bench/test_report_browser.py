@@ -9,7 +9,7 @@ from browser import needs_browser, probe
 from report_pages import a_run
 
 from osu_bench import report
-from osu_bench.results import Results
+from osu_bench.suite.results import Results
 
 PROBE = """
 var change = function (element, value) { element.value = value; element.dispatchEvent(new Event('change')); };

@@ -8,12 +8,11 @@ import pytest
 from report_pages import MB, a_run, row
 
 from osu_bench import report
+from osu_bench.report.assets import STYLE
 from osu_bench.report.compare import plain_limit, wire_share
-from osu_bench.report.palette import FIXED, look
-from osu_bench.report.scale import axis, round_values, thinned
-from osu_bench.report.style import STYLE
+from osu_bench.report.drawing import FIXED, axis, look, round_values, thinned
 from osu_bench.report.units import TIMES, bandwidth_text, factor_text, network_text, rate_text, size_text, time_text
-from osu_bench.results import Network, Results, Run
+from osu_bench.suite.results import Network, Results, Run
 
 
 @pytest.mark.parametrize(

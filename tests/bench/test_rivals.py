@@ -54,7 +54,7 @@ def test_without_torch_there_is_no_gloo() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from mpi4py import MPI\n"
-        "from osu_bench.rivals import Gloo\n"
+        "from osu_bench.suite.baselines import Gloo\n"
         "try: Gloo(MPI.COMM_SELF)\n"
         "except RuntimeError as error: print(error)"
     )
@@ -67,8 +67,8 @@ def test_without_torch_there_is_no_gloo() -> None:
 def test_an_interface_that_gloo_cannot_take() -> None:
     program = (
         "import os; os.environ['GLOO_SOCKET_IFNAME'] = 'nosuch0'\n"
-        "from osu_bench.rivals import gloo\n"
-        "try: gloo.own_address()\n"
+        "from osu_bench.suite import baselines\n"
+        "try: baselines.own_address()\n"
         "except ValueError as error: print(error)"
     )
     assert said_by(program) == (
@@ -80,8 +80,8 @@ def test_an_interface_that_gloo_cannot_take() -> None:
 def test_the_address_of_an_interface() -> None:
     program = (
         "import os; os.environ['GLOO_SOCKET_IFNAME'] = 'lo,eth0'\n"
-        "from osu_bench.rivals import gloo\n"
-        "print(gloo.own_address())"
+        "from osu_bench.suite import baselines\n"
+        "print(baselines.own_address())"
     )
     assert said_by(program) == "127.0.0.1"
 

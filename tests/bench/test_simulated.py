@@ -6,7 +6,7 @@ import pytest
 from cluster_machine import skip_unless_possible
 
 from mpi_gpucomp.schedule.topology import preset
-from osu_bench import simulated
+from osu_bench.experiments import simulation_vs_cluster as simulated
 
 MEGABYTES_64 = 1 << 26
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from mpi_gpucomp.errors import BufferSpecError, SpecError
-from osu_bench import flags
-from osu_bench.buffers import Memory
-from osu_bench.collectives import COLLECTIVES, Message
-from osu_bench.data import KINDS, Values, differing
-from osu_bench.headline import Conditions, jobs
-from osu_bench.results import Network, Results, Row, Run, load, merge, row_of
-from osu_bench.table import Comparison, bars
+from osu_bench import arguments
+from osu_bench.experiments.headline import Conditions, jobs
+from osu_bench.suite import flags
+from osu_bench.suite.buffers import Memory
+from osu_bench.suite.collectives import COLLECTIVES, Message
+from osu_bench.suite.data import KINDS, Values, differing
+from osu_bench.suite.results import Network, Results, Row, Run, load, merge, row_of
+from osu_bench.suite.table import Comparison, bars
 
 # Data
 
@@ -144,25 +145,31 @@ def test_bytes_that_have_to_cross_the_wire():
     ("text", "expected"), [("4096", 4096), ("4K", 4096), ("64M", 1 << 26), ("64mb", 1 << 26), ("1GiB", 1 << 30)]
 )
 def test_numbers_of_bytes(text, expected):
-    assert flags.number(text) == expected
+    assert arguments.number(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "K", "4X", "-1", "1.5M"])
 def test_what_is_no_number_of_bytes(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        flags.number(text)
+        arguments.number(text)
 
 
 def test_commas_within_a_codec_s_spec():
-    assert flags.names("mpi,none,zfp:rate=8,mpc:stride=4,auto") == ["mpi", "none", "zfp:rate=8", "mpc:stride=4", "auto"]
-    assert flags.names("a:x=1,y=2,b") == ["a:x=1,y=2", "b"]
+    assert arguments.names("mpi,none,zfp:rate=8,mpc:stride=4,auto") == [
+        "mpi",
+        "none",
+        "zfp:rate=8",
+        "mpc:stride=4",
+        "auto",
+    ]
+    assert arguments.names("a:x=1,y=2,b") == ["a:x=1,y=2", "b"]
 
 
 def test_sizes_go_from_the_smallest_to_the_largest():
-    assert flags.sizes(4, 64) == [4, 8, 16, 32, 64]
-    assert flags.sizes(3, 13) == [3, 6, 12]
-    assert flags.sizes(1 << 20, 1 << 26, step=4) == [1 << 20, 1 << 22, 1 << 24, 1 << 26]
-    assert flags.sizes(8, 4) == []
+    assert arguments.sizes(4, 64) == [4, 8, 16, 32, 64]
+    assert arguments.sizes(3, 13) == [3, 6, 12]
+    assert arguments.sizes(1 << 20, 1 << 26, step=4) == [1 << 20, 1 << 22, 1 << 24, 1 << 26]
+    assert arguments.sizes(8, 4) == []
 
 
 # Results
@@ -240,10 +247,11 @@ def test_a_sweep_knows_what_it_has_done():
 
 
 def test_the_command_line_of_a_job_is_one_that_the_benchmark_takes(tmp_path):
-    from osu_bench.command import _parser
+    from osu_bench.command import benchmark_parser
 
     for job in jobs(Conditions(8, "unlimited"), (1 << 20, 1 << 22), ("weights", "gradients"), mpich=True):
-        parsed = _parser().parse_args(job.arguments(3.0, tmp_path / "r.json"), flags.Flags())
+        name, *words = job.arguments(3.0, tmp_path / "r.json")
+        parsed = benchmark_parser(name).parse_args(words, flags.Flags())
         assert parsed.contenders == list(job.contenders)
         assert parsed.sizes(4) == list(job.sizes)
     assert json.dumps(parsed.json) == json.dumps(str(tmp_path / "r.json"))

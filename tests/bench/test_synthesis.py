@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from osu_bench.synthesis import main
+from osu_bench.experiments.synthesis_scaling import main
 
 
 def test_a_table_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

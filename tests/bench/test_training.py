@@ -14,11 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mpi_gpucomp.errors import BufferSpecError  # noqa: E402
+from osu_bench.experiments.training.data import CLASSES, SIDE, generate_text, shape_images, text_windows  # noqa: E402
+from osu_bench.experiments.training.results import Session, TrainingRun, load, merge_seeds, save, summaries  # noqa: E402
+from osu_bench.experiments.training.task import SIZES, TASKS  # noqa: E402
+from osu_bench.experiments.training.versions import ratio, versions  # noqa: E402
 from osu_bench.launcher import find  # noqa: E402
-from osu_bench.training.data import CLASSES, SIDE, generate_text, shape_images, text_windows  # noqa: E402
-from osu_bench.training.results import Session, TrainingRun, load, merge_seeds, save, summaries  # noqa: E402
-from osu_bench.training.task import SIZES, TASKS  # noqa: E402
-from osu_bench.training.versions import ratio, versions  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 LOSSLESS = ("none", "split", "delta")

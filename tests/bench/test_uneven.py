@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_machine import skip_unless_possible
 
-from osu_bench import uneven
+from osu_bench.experiments import synthesis_vs_builtin as uneven
 
 
 def test_a_row_compares_with_the_best_of_all() -> None:

@@ -14,7 +14,7 @@ from time import monotonic
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from osu_bench.any_order import Call, draw, shuffled
+from osu_bench.experiments.any_order import Call, draw, shuffled
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from launch import ROOT, needs_mpirun, run
 
-from osu_bench.any_order import CODECS, DTYPES, KINDS, OPERATIONS, Call, draw, shuffled
+from osu_bench.experiments.any_order import CODECS, DTYPES, KINDS, OPERATIONS, Call, draw, shuffled
 
 STRESS = int(os.environ.get("MPI_GPUCOMP_STRESS", "0"))
 LONGEST = 60
@@ -20,7 +20,7 @@ SECONDS = r"\d+\.\d\d s"
 
 
 def demonstrate(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "osu_bench.any_order", "demonstrate", *options]
+    command = [sys.executable, "-m", "osu_bench.experiments.any_order", "demonstrate", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=ROOT, env=environment, check=False)
 
@@ -82,7 +82,7 @@ def test_our_line_of_the_demonstration():
 
 @needs_mpirun
 def test_table_of_times_by_turns():
-    done = run(3, "-m", "osu_bench.any_order", "--collectives=30", "--repeat=1", "--contenders=mpi")
+    done = run(3, "-m", "osu_bench.experiments.any_order", "--collectives=30", "--repeat=1", "--contenders=mpi")
     assert done.returncode == 0, done.stderr
     title, columns, *rows = done.stdout.strip().splitlines()
     assert title == "# 30 collectives on 3 ranks, 2 slots, seed 1: median of 1 runs by turns, all verified"

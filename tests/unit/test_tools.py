@@ -468,7 +468,7 @@ def test_largest_error(name: str) -> None:
 def test_figures_of_the_codecs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("zfpy")
     pytest.importorskip("zstandard")
-    from osu_bench import codec_speed
+    from osu_bench.experiments import codec_speed
 
     codec_speed.main(["--chunk", "65536", "--rounds", "3"])
     header, *lines = capsys.readouterr().out.splitlines()

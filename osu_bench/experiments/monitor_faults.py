@@ -1,0 +1,390 @@
+"""Faults on a cluster of one machine, and when the monitor names each: a slow link, a slow host, a stall, a dead rank.
+
+sudo python -m osu_bench.monitor_faults                  # every fault, a few minutes
+sudo python -m osu_bench.monitor_faults --clean 180      # none, for so many seconds
+python -m osu_bench.monitor_faults --here                # on this machine, faults that need no network
+
+Four hosts broadcast again and again. A fault is made, what the monitor says is read from its log, and the fault is
+taken back. A row says whom it named and after how long; an alarm that nobody has made is reported too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from osu_bench.arguments import CommandParser
+from osu_bench.cluster import Cluster
+from osu_bench.cluster.network import shaping
+from osu_bench.cluster.system import call
+from osu_bench.launcher import find
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+__all__ = ["FAULTS", "HOSTS", "LATE", "NEED_NETWORK", "RATE", "Fault", "Job", "Log", "broadcast", "main"]
+
+
+# The alarms of all ranks, as their logs have them.
+
+SAME_SECONDS = 3.0
+"""How long the same words are the same alarm, of another rank."""
+
+
+class Log:
+    """The alarms of all ranks, and when each was first seen here."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read the files of a directory."""
+        self._directory, self._read = directory, dict[Path, int]()
+        self.lines: list[tuple[float, str]] = []
+
+    def look(self) -> None:
+        """Read what is new; the same is said by all ranks, and counts once."""
+        for path in sorted(self._directory.glob("*.alarms")):
+            text = path.read_text()
+            for line in text[self._read.get(path, 0) :].splitlines():
+                said = line.partition(": ")[2]
+                now = time.monotonic()
+                if not any(said == known and now - at < SAME_SECONDS for at, known in self.lines[-20:]):
+                    self.lines.append((now, said))
+            self._read[path] = len(text)
+
+    def wait(self, seconds: float, words: tuple[str, ...] | None, since: int) -> tuple[float, str] | None:
+        """Wait for an alarm with these words, and return it."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.look()
+            for at, said in self.lines[since:]:
+                if words and not said.startswith("over") and all(word in said for word in words):
+                    return at, said
+            time.sleep(0.02)
+        return None
+
+
+# What runs on each rank while faults are made: broadcasts, again and again.
+
+LATE = "late"
+"""The file that says so."""
+DEBUG = "OSU_BENCH_DEBUG"
+"""Names files, one for each rank, for what the ranks tell each other."""
+
+
+def broadcast(directory: Path, seconds: float, codec: str) -> None:
+    """Broadcast 16 MB again and again; the last rank comes late as long as a file says so."""
+    from mpi4py import MPI
+
+    from mpi_gpucomp import Communicator
+
+    world = MPI.COMM_WORLD
+    if os.environ.get(DEBUG):
+        logging.basicConfig(filename=f"{os.environ[DEBUG]}.{world.rank}", level=logging.DEBUG)
+    values = np.random.default_rng(0).normal(0, 0.02, 1 << 22).astype(np.float32)
+    (directory / f"{world.rank}.pid").write_text(str(os.getpid()))
+    with Communicator(world, codec) as comm:
+        end, calls = time.monotonic() + seconds, 0
+        while world.bcast(time.monotonic() < end):
+            if world.rank == world.size - 1 and (directory / LATE).exists():
+                time.sleep(0.2)
+            comm.Bcast(values)
+            calls += 1
+    if world.rank == 0:
+        print(f"# {calls} broadcasts", flush=True)
+
+
+# The faults: how each is made and taken back, what should be said of it, and how long that may take.
+
+HOSTS, RATE, SLOW_RATE = 4, 1e9, 2e8
+STALL_SECONDS = 0.005
+HOGS = 8
+
+
+class Job(NamedTuple):
+    """What runs, and where."""
+
+    cluster: Cluster | None
+    directory: Path
+
+    @property
+    def network(self) -> Cluster:
+        """Return the cluster, where there is one."""
+        assert self.cluster is not None, "there is no network here"
+        return self.cluster
+
+    def pid(self, rank: int) -> int:
+        """Return a rank's process."""
+        return int((self.directory / f"{rank}.pid").read_text())
+
+
+@contextmanager
+def slow_link(job: Job) -> Iterator[None]:
+    """Slow down what host 1 sends, and nothing else: in a chain that goes to rank 2."""
+    plan = job.network.plan
+    where = "dev", plan.interface(0), "root"
+    call("tc", "qdisc", "replace", *where, *shaping(SLOW_RATE), within=plan.namespace(1))
+    try:
+        yield
+    finally:
+        call("tc", "qdisc", "replace", *where, *shaping(RATE), within=plan.namespace(1))
+
+
+@contextmanager
+def slow_network(job: Job) -> Iterator[None]:
+    """Slow down both directions of host 2's link."""
+    job.network.set_rate(SLOW_RATE, 2)
+    try:
+        yield
+    finally:
+        job.network.set_rate(RATE, 2)
+
+
+@contextmanager
+def busy_host(job: Job) -> Iterator[None]:
+    """Let rank 2 share one processor with other programs, and the other ranks have the rest.
+
+    Each is a session of its own: Linux shares a processor among sessions first. A rank that only passes on what comes
+    needs so little that it hardly notices; one that decodes does.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    hog = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as stack:
+        for rank in range(HOSTS):
+            _pin(job.pid(rank), set(cores[-1:]) if rank == 2 else set(cores[:-1]))
+            stack.callback(_pin, job.pid(rank), set(cores))
+        for _ in range(HOGS):
+            process = subprocess.Popen(hog, start_new_session=True)
+            os.sched_setaffinity(process.pid, set(cores[-1:]))
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+@contextmanager
+def stopped_often(job: Job) -> Iterator[None]:
+    """Stop rank 2 most of the time, as a host does that is slow in everything."""
+    program = (
+        "import os, signal, sys, time\n"
+        "while True:\n"
+        "    os.kill(int(sys.argv[1]), signal.SIGSTOP); time.sleep(0.03)\n"
+        "    os.kill(int(sys.argv[1]), signal.SIGCONT); time.sleep(0.01)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(job.pid(2))])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        os.kill(job.pid(2), signal.SIGCONT)
+
+
+@contextmanager
+def stall(job: Job) -> Iterator[None]:
+    """Stop rank 2 for 5 ms, once."""
+    os.kill(job.pid(2), signal.SIGSTOP)
+    time.sleep(STALL_SECONDS)
+    os.kill(job.pid(2), signal.SIGCONT)
+    yield
+
+
+@contextmanager
+def dead_rank(job: Job) -> Iterator[None]:
+    """Stop rank 2 for good, or so it seems to the others."""
+    os.kill(job.pid(2), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(job.pid(2), signal.SIGCONT)
+
+
+@contextmanager
+def cut(job: Job) -> Iterator[None]:
+    """Let all packets of host 2 vanish."""
+    job.network.cut(2, how="silent")
+    try:
+        yield
+    finally:
+        job.network.heal(2)
+
+
+@contextmanager
+def late_rank(job: Job) -> Iterator[None]:
+    """Let the last rank come 0.2 s late to every call."""
+    (job.directory / LATE).touch()
+    try:
+        yield
+    finally:
+        (job.directory / LATE).unlink()
+
+
+class Fault(NamedTuple):
+    """What is made, what should be said of it, and how long that may take."""
+
+    make: Callable[[Job], AbstractContextManager[None]]
+    expected: tuple[str, ...]
+    seconds: float
+
+
+FAULTS = {
+    "slow link": Fault(slow_link, ("slow link: from rank 1 ", "to rank 2 "), 3.0),
+    # What leaves a host at the pace at which it comes in is never waited for: the link to it alone may be seen.
+    "slow network of a host": Fault(slow_network, ("slow ", " rank 2 (h2)"), 4.0),
+    "busy host": Fault(busy_host, ("slow rank: rank 2 ",), 8.0),
+    "host that is often stopped": Fault(stopped_often, ("slow rank: rank 2 ",), 4.0),
+    "stall of 5 ms": Fault(stall, ("stall: rank 2 ",), 1.0),
+    "dead rank": Fault(dead_rank, ("hang: rank 2 ", "does not answer"), 8.0),
+    "cut of a host": Fault(cut, ("hang: rank 2 ", "does not answer"), 8.0),
+    "late rank": Fault(late_rank, ("imbalance: rank 3 ",), 6.0),
+}
+
+NEED_NETWORK = ("slow link", "slow network of a host", "busy host", "cut of a host")
+
+
+WARM_SECONDS, REST_SECONDS = 6.0, 7.0
+STALLS = 10
+
+
+def _try(name: str, fault: Fault, job: Job, log: Log) -> bool:
+    """Make a fault, and print what was said of it."""
+    log.look()
+    since, begin = len(log.lines), time.monotonic()
+    with fault.make(job):
+        found = log.wait(fault.seconds, fault.expected, since)
+        log.look()
+        wrong = [said for _, said in log.lines[since:] if not _is_expected(said, fault)]
+        after = f"{found[0] - begin:.2f} s" if found else "not found"
+        print(f"  {name:<28s}{after:>10s}  {found[1] if found else ''}", flush=True)
+        for said in wrong:
+            print(f"  {'':<28s}{'also':>10s}  {said}", flush=True)
+    return found is not None
+
+
+def _is_expected(said: str, fault: Fault) -> bool:
+    return said.startswith("over") or all(word in said for word in fault.expected)
+
+
+def _stalls(job: Job, log: Log) -> bool:
+    """Stall often, and count."""
+    fault, found = FAULTS["stall of 5 ms"], []
+    for _ in range(STALLS):
+        log.look()
+        since, begin = len(log.lines), time.monotonic()
+        with fault.make(job):
+            heard = log.wait(fault.seconds, fault.expected, since)
+        found += [(heard[0] - begin, heard[1])] if heard else []
+        time.sleep(0.3)
+    after = f"{max(time for time, _ in found):.2f} s" if found else "not found"
+    print(f"  {'stall of 5 ms':<28s}{after:>10s}  {len(found)} of {STALLS} found; {found[0][1] if found else ''}")
+    return bool(found)
+
+
+def drive(options: argparse.Namespace) -> int:
+    """Run the job and make the faults, or none."""
+    possible = [name for name in FAULTS if name not in NEED_NETWORK or not options.here]
+    chosen = options.faults.split(",") if options.faults else possible
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        wanted = sum(FAULTS[name].seconds + REST_SECONDS for name in chosen) + 2 * WARM_SECONDS + STALLS
+        seconds = options.clean or wanted
+        program = [
+            sys.executable,
+            "-m",
+            "osu_bench.experiments.monitor_faults",
+            "--rank",
+            str(directory),
+            "--seconds",
+            f"{seconds}",
+        ]
+        environment = {"MPI_GPUCOMP_LOG": f"{directory}/%r.alarms", "MPI_GPUCOMP_HANG": "5"}
+        if options.boxes:
+            environment["MPI_GPUCOMP_MONITOR"] = options.boxes
+        program += ["--codec", options.codec]
+        if options.here:
+            cluster, poll = None, _start_here(program, environment, stack)
+        else:
+            cluster = stack.enter_context(Cluster.up(HOSTS, RATE, name=options.name))
+            poll = stack.enter_context(cluster.start(program, environment=environment)).poll
+        job, log = Job(cluster, directory), Log(directory)
+        deadline = time.monotonic() + 60
+        while len(list(directory.glob("*.pid"))) < HOSTS and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(WARM_SECONDS)
+        where = "ranks on one machine" if options.here else "hosts, 1 Gbit/s"
+        print(f"# {HOSTS} {where}, Bcast of 16 MB, codec {options.codec}", flush=True)
+        return _clean(log, poll, options.clean) if options.clean else _each(chosen, job, log)
+
+
+def _start_here(program: list[str], environment: dict[str, str], stack: ExitStack) -> Callable[[], int | None]:
+    """Start the ranks on this machine."""
+    launcher = find()
+    added = {**os.environ, **launcher.environment, **environment}
+    process = subprocess.Popen(launcher.command(HOSTS, program), env=added, start_new_session=True)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return process.poll
+
+
+def _each(chosen: list[str], job: Job, log: Log) -> int:
+    missed = []
+    log.look()
+    print(f"# before any fault: {len(log.lines)} alarms {[said for _, said in log.lines]}", flush=True)
+    for name in chosen:
+        if not (_stalls(job, log) if name == "stall of 5 ms" else _try(name, FAULTS[name], job, log)):
+            missed.append(name)
+        time.sleep(REST_SECONDS)
+    print(f"# {len(chosen) - len(missed)} of {len(chosen)} named rightly", flush=True)
+    return 1 if missed else 0
+
+
+def _clean(log: Log, over: Callable[[], int | None], seconds: float) -> int:
+    until = time.monotonic() + seconds - WARM_SECONDS
+    while time.monotonic() < until and over() is None:
+        log.look()
+        time.sleep(0.2)
+    for _, said in log.lines:
+        print(f"  {said}")
+    print(f"# {seconds:.0f} s without a fault: {len(log.lines)} alarms", flush=True)
+    return 1 if log.lines else 0
+
+
+EXAMPLE = "osu_bench monitor_faults --faults 'slow link,busy host'\nosu_bench monitor_faults --clean 180"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the flags; on a rank, broadcast."""
+    about = (__doc__ or "").splitlines()[0]
+    parser = CommandParser("osu_bench monitor_faults", about, EXAMPLE)
+    parser.add_argument("--faults", help=f"some of: {', '.join(FAULTS)}")
+    parser.add_argument("--clean", type=float, metavar="SECONDS", help="make no fault, and count alarms")
+    parser.add_argument("--codec", default="none")
+    parser.add_argument("--name", default="osumon", help="of the cluster")
+    parser.add_argument("--boxes", metavar="DIRECTORY", help="keep the boxes of all ranks there")
+    parser.add_argument("--here", action="store_true", help="on this machine, with no cluster")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=10.0, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.rank:
+        broadcast(options.rank, options.seconds, options.codec)
+        return 0
+    return drive(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

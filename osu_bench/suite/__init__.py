@@ -1,0 +1,1 @@
+"""The benchmarks: OSU names, flags and output, with every result verified."""
