@@ -20,7 +20,7 @@ from mpi_gpucomp.engine.deadlock import LOW_BITS
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.request import PersistentRequest, Request
 from mpi_gpucomp.stats import RailStats, Stats, rails_of, stats_of
-from mpi_gpucomp.transport.rails import Rails, chosen
+from mpi_gpucomp.transport.rails import Rails, resolve_rails
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -333,7 +333,7 @@ class Communicator(Methods):
         breaks (None: as MPI_GPUCOMP_RAILS says; "": over MPI).
         `monitor` says whether to record what goes on (None: as the environment says, which is yes by default).
         """
-        paths = chosen(rails) or ""
+        paths = resolve_rails(rails) or ""
         self._settings = Settings(
             codec, dict(roles or {}), chunk, slots, passthrough_bytes, timeout, plans, paths, monitor
         )

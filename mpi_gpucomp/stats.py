@@ -46,7 +46,7 @@ class RailStats(NamedTuple):
     """How often messages were copied on their way within this rank; long ones are not."""
     failovers: list[Failover]
     """The paths that were lost, and what that cost."""
-    missing: list[tuple[int, str]]
+    down: list[tuple[int, str]]
     """The peers and devices without a path now, or with one that is not in use again yet."""
 
 
@@ -74,4 +74,4 @@ def rails_of(caller: Caller) -> RailStats | None:
     transport = caller.transport
     if not isinstance(transport, RailsTransport):
         return None
-    return RailStats(transport.copies, transport.failovers(), transport.missing())
+    return RailStats(transport.copies, transport.failovers(), transport.down())

@@ -1,1 +1,1 @@
-"""The ways in which bytes get from one rank to another."""
+"""Transports: how bytes move from one rank to another."""

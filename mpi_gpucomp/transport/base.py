@@ -1,8 +1,8 @@
-"""What a transport is: messages between ranks, non-blocking, in order for each pair of ranks and tag.
+"""The transport interface: non-blocking messages between ranks, ordered for each pair of ranks and tag.
 
-It moves bytes between addresses and knows nothing of collectives. A message may be shorter than the room for it, and
-never longer. Nobody waits here: whoever wants to know asks `done`, and asking is what makes messages move. Besides,
-ranks can leave each other short letters, which need no room and no tag. Any call raises RankFailedError when a peer is
+A transport moves bytes between addresses and knows nothing of collectives. A message may be shorter than the buffer of
+its receive, and never longer. No call blocks: `Transfer.done` polls, and polling makes progress. Ranks can also
+exchange small control messages, which need no posted receive and no tag. Any call raises RankFailedError when a peer is
 lost.
 """
 
@@ -14,32 +14,32 @@ __all__ = ["Transfer", "Transport"]
 
 
 class Transfer(ABC):
-    """A message on its way."""
+    """A posted send or receive."""
 
     nbytes: int
-    """The length of the message; of one that is received, once it is done."""
+    """The length of the message; of a receive, valid once it has completed."""
     rail = 0
-    """Which of several rails it takes, by its place among them; the last one, where it takes several."""
+    """The rail that carries it, by index; the last one if several do."""
     posted = 0
-    """When it was started, or all was there that is sent on while it arrives, and"""
+    """When the transfer was posted; for a relayed message, when its last byte arrived."""
     waited = 0
-    """since when somebody cannot go on without it, for the monitor; 0 if nobody has said so."""
+    """When a lane first blocked on it; 0 if never."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Say whether the memory is free (sent) or filled (received); never waits, and may raise what went wrong."""
+        """Return True if the transfer has completed; may raise its error."""
 
     def begun(self) -> bool:
-        """Say whether a part of a message that is received is there, which can be sent on."""
+        """Return True if a part of the message has arrived and can be relayed."""
         return self.done()
 
     @abstractmethod
     def cancel(self) -> bool:
-        """Take back a receive that nothing has arrived for; False if something has, and it goes on."""
+        """Cancel a receive that no message has matched; return False if one has, and it continues."""
 
 
 class Transport(ABC):
-    """The way to the other ranks."""
+    """Point-to-point messages with the other ranks."""
 
     rank: int
     size: int
@@ -49,43 +49,43 @@ class Transport(ABC):
 
     bytes_sent = 0
     bytes_received = 0
-    """Of all messages so far; letters do not count."""
+    """Of all messages so far, without control messages."""
 
     @abstractmethod
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
-        """Start to send bytes, which must stay as they are until it is done."""
+        """Post a send; the memory must not change until it has completed."""
 
     @abstractmethod
-    def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
-        """Start to receive a message of at most `room` bytes."""
+    def receive(self, peer: int, tag: int, address: int, capacity: int) -> Transfer:
+        """Post a receive for a message of at most `capacity` bytes."""
 
     def relay(self, received: Transfer, peer: int, tag: int) -> Transfer | None:
-        """Start to send on a message that has begun to arrive, as it does; None where that gains nothing."""
+        """Forward a message while it still arrives; return None where this has no benefit."""
         return None
 
     @abstractmethod
     def probe_any(self) -> int | None:
-        """Return the tag of a message that is there and that nobody has asked for yet, if there is one."""
+        """Return the tag of an unexpected message (no receive is posted for it), if there is one."""
 
     @abstractmethod
     def discard(self, peer: int, tag: int) -> Transfer | None:
-        """Start to receive a message only to throw it away; None if there is none that nobody has asked for."""
+        """Receive and drop an unexpected message; return None if there is none."""
 
     @abstractmethod
-    def send_control(self, peer: int, letter: bytes) -> None:
-        """Leave a letter for a peer; letters of one rank arrive in order."""
+    def send_control(self, peer: int, message: bytes) -> None:
+        """Send a control message; those from one rank arrive in order."""
 
     @abstractmethod
     def recv_control(self) -> tuple[int, bytes] | None:
-        """Return the next letter and who left it, if there is one."""
+        """Return the sender and the bytes of the next control message, if one has arrived."""
 
     @abstractmethod
     def revoke(self) -> None:
-        """Make every rank's calls fail, those that wait too, where the network can do that."""
+        """Make pending and later calls of every rank fail, where the network supports it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the transport holds; nothing is on its way any more."""
+        """Release the transport's resources; collective, with nothing in flight."""
 
     def abandon(self) -> None:  # noqa: B027
-        """Let go of what this rank can let go of by itself, where not all ranks come to close it."""
+        """Release what this rank can release alone, where other ranks may not call `close`."""

@@ -1,4 +1,4 @@
-"""Messages over MPI, on duplicates of the caller's communicator, so that no tag meets the caller's."""
+"""Messages over MPI, on duplicates of the caller's communicator, so that tags cannot collide with the caller's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mpi4py import MPI
 
 from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.transport.base import Transfer, Transport
-from mpi_gpucomp.transport.segmented import Channel, DiscardedPieces, LinkRate, ReceivedPieces, SentPieces
+from mpi_gpucomp.transport.segmented import LinkRate, SegmentChannel, SegmentedDiscard, SegmentedRecv, SegmentedSend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
-    from mpi_gpucomp.transport.segmented import Incoming, Segmentation
+    from mpi_gpucomp.transport.segmented import PendingSegments, Segmentation
 
 __all__ = ["MpiTransport", "dead_ranks", "lost", "means_death"]
 
@@ -25,41 +25,40 @@ FAILURES = tuple(
     for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     if getattr(MPI, name, MPI.ERR_UNKNOWN) != MPI.ERR_UNKNOWN
 )
-"""What MPI says when a rank is dead, in an MPI that survives it (ULFM)."""
+"""Error classes of a process failure, in an MPI library with fault tolerance (ULFM)."""
 NAMING_SECONDS = 1.0
-"""How long to ask MPI who is dead: those who only hear that others have given up may hear of the reason later."""
+"""How long to poll for the failed ranks: a rank that sees a revoked communicator may learn of the cause later."""
 
 
 def means_death(error: MPI.Exception, comm: MPI.Intracomm) -> bool:
-    """Say whether MPI's error is one of a rank that is dead; some that meet it are only told of "another error"."""
+    """Return True if an MPI error is due to a failed rank; some ranks see only "another error"."""
     return error.Get_error_class() in FAILURES or bool(dead_ranks(comm))
 
 
 def lost(error: MPI.Exception, rank: int, comm: MPI.Intracomm = MPI.COMM_SELF) -> RankFailedError:
-    """Make our error of MPI's; it names those who are dead of `comm`."""
-    died, said = means_death(error, comm), f"MPI's error: {error.Get_error_string()}"
-    dead = _named(comm) if died and comm.size > 1 else []
-    who = f"rank{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} dead ({said})"
+    """Convert an MPI error into ours, which names the failed ranks of `comm`."""
+    died, text = means_death(error, comm), f"MPI error: {error.Get_error_string()}"
+    dead = _wait_for_dead_ranks(comm) if died and comm.size > 1 else []
+    who = f"rank{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} dead ({text})"
     return RankFailedError(
         "communicator",
-        expected="all ranks to be there",
-        got=who if dead else said,
-        remedy="Go on with the others: new = comm.Shrink()." if died else "See what MPI says on the other ranks.",
+        expected="all ranks alive",
+        got=who if dead else text,
+        remedy="Continue without them: new = comm.Shrink()." if died else "See the errors of MPI on the other ranks.",
         rank=rank,
     )
 
 
-def _named(comm: MPI.Intracomm) -> list[int]:
-    """Return who is dead, as soon as MPI knows."""
+def _wait_for_dead_ranks(comm: MPI.Intracomm) -> list[int]:
     deadline = time.monotonic() + NAMING_SECONDS
     while not (dead := dead_ranks(comm)) and time.monotonic() < deadline:
-        MPI.COMM_SELF.Iprobe()  # lets MPI go on
+        MPI.COMM_SELF.Iprobe()  # drives MPI's progress
         time.sleep(1e-3)
     return dead
 
 
 def dead_ranks(comm: MPI.Intracomm) -> list[int]:
-    """Return the ranks that MPI knows to be dead, in an MPI that can tell."""
+    """Return the ranks that MPI reports as failed; empty without fault tolerance."""
     try:
         failed = comm.Get_failed()
         return sorted(failed.Translate_ranks(range(failed.size), comm.Get_group()))
@@ -67,49 +66,49 @@ def dead_ranks(comm: MPI.Intracomm) -> list[int]:
         return []
 
 
-class _Sent(Transfer):
+class _MpiSend(Transfer):
     def __init__(
-        self, request: MPI.Request, nbytes: int, transport: MpiTransport, timer: Callable[[], None] | None = None
+        self, request: MPI.Request, nbytes: int, transport: MpiTransport, on_done: Callable[[], None] | None = None
     ) -> None:
-        self._request, self.nbytes, self._transport, self._timer = request, nbytes, transport, timer
+        self._request, self.nbytes, self._transport, self._on_done = request, nbytes, transport, on_done
 
     def done(self) -> bool:
-        """Ask MPI."""
+        """Test the MPI request."""
         try:
             done = self._request.Test()
         except MPI.Exception as error:
             self._transport.fail(error)
-        if done and self._timer:
-            self._timer()
-            self._timer = None
+        if done and self._on_done:
+            self._on_done()
+            self._on_done = None
         return done
 
     def cancel(self) -> bool:
-        """Refuse: MPI does not take sends back."""
+        """Refuse: MPI does not cancel sends."""
         return False
 
 
-class _Received(Transfer):
-    def __init__(self, request: MPI.Request, transport: MpiTransport, room: bytearray | None = None) -> None:
-        self._request, self._status, self._transport, self._room = request, MPI.Status(), transport, room
+class _MpiRecv(Transfer):
+    def __init__(self, request: MPI.Request, transport: MpiTransport, memory: bytearray | None = None) -> None:
+        self._request, self._status, self._transport, self._memory = request, MPI.Status(), transport, memory
         self.nbytes = 0
         self._done = False
 
     def done(self) -> bool:
-        """Ask MPI; the status is read once."""
+        """Test the MPI request; the status is read once."""
         try:
             if not self._done and self._request.Test(self._status):
-                self._arrive()
+                self._complete()
         except MPI.Exception as error:
             self._transport.fail(error)
         return self._done
 
-    def _arrive(self) -> None:
+    def _complete(self) -> None:
         self.nbytes, self._done = self._status.Get_count(MPI.BYTE), True
         self._transport.bytes_received += self.nbytes
 
     def cancel(self) -> bool:
-        """Ask MPI to take the receive back, and wait for its answer, which does not depend on the peer."""
+        """Cancel the MPI request and wait for the outcome, which does not depend on the peer."""
         if self._done:
             return False
         try:
@@ -119,71 +118,74 @@ class _Received(Transfer):
             self._transport.fail(error)
         if self._status.Is_cancelled():
             return True
-        self._arrive()
+        self._complete()
         return False
 
 
 class MpiTransport(Transport):
-    """The other ranks of an MPI communicator."""
+    """Messages with the other ranks of an MPI communicator."""
 
-    def __init__(self, comm: MPI.Intracomm, cut: Segmentation | None = None, far: Set[int] = frozenset()) -> None:
-        """Duplicate the communicator, for messages and for letters: all its ranks do.
+    def __init__(
+        self, comm: MPI.Intracomm, segmentation: Segmentation | None = None, remote: Set[int] = frozenset()
+    ) -> None:
+        """Duplicate the communicator for messages and for control messages; collective.
 
-        Long messages to peers that are `far` are cut, and those from them come so.
+        Long messages to and from `remote` peers are segmented.
         """
-        self._caller, self.messages, self._post = comm, comm.Dup(), comm.Dup()
+        self._caller, self.messages, self._control = comm, comm.Dup(), comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         largest = self.messages.Get_attr(MPI.TAG_UB)
         self.largest_tag = largest if isinstance(largest, int) else 32767
         self.derived_comms: list[MPI.Intracomm] = []
-        """Further duplicates, which others have made and free, and which are revoked with these."""
-        self._cut, self._far = cut, far
-        self._paces: dict[int, LinkRate] = {}
-        self.pieces = comm.Dup() if cut else self.messages
-        self.latest: dict[tuple[int, int], Incoming] = {}
-        """By peer and tag, the last message that comes in pieces and is not there yet."""
-        self._posted: list[MPI.Request] = []
+        """Further duplicates, made and freed by others, that are revoked together with these."""
+        self._segmentation, self._remote = segmentation, remote
+        self._rates: dict[int, LinkRate] = {}
+        self.segments = comm.Dup() if segmentation else self.messages
+        self.latest: dict[tuple[int, int], PendingSegments] = {}
+        """By peer and tag, the last segmented message that has not arrived yet."""
+        self._control_sends: list[MPI.Request] = []
         self._status = MPI.Status()
 
     def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
-        """Start to send."""
+        """Post a send."""
         try:
-            if self._cut and nbytes > self._cut.whole and peer in self._far:
-                return self._send_far(Channel(self, peer, tag), self._cut, address, nbytes)
+            if self._segmentation and nbytes > self._segmentation.max_whole and peer in self._remote:
+                return self._send_remote(SegmentChannel(self, peer, tag), self._segmentation, address, nbytes)
             self.bytes_sent += nbytes
-            return _Sent(self.messages.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self)
+            return _MpiSend(self.messages.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self)
         except MPI.Exception as error:
             self.fail(error)
 
-    def _send_far(self, on: Channel, cut: Segmentation, address: int, nbytes: int) -> Transfer:
-        """Send a long message, whole where the wire is known to be fast."""
-        pace = self._paces.setdefault(on.peer, LinkRate())
-        end = pace.begin(nbytes)
-        if nbytes <= cut.piece or pace.slow():
-            return SentPieces.of(on, cut, address, nbytes, end)
+    def _send_remote(self, channel: SegmentChannel, segmentation: Segmentation, address: int, nbytes: int) -> Transfer:
+        """Send a long message; unsegmented where the link is known to be fast."""
+        rate = self._rates.setdefault(channel.peer, LinkRate())
+        end = rate.begin(nbytes)
+        if nbytes <= segmentation.segment_bytes or rate.slow():
+            return SegmentedSend.of(channel, segmentation, address, nbytes, end)
         self.bytes_sent += nbytes
-        return _Sent(self.messages.Isend([_memory(address, nbytes), MPI.BYTE], on.peer, on.tag), nbytes, self, end)
+        request = self.messages.Isend([_memory(address, nbytes), MPI.BYTE], channel.peer, channel.tag)
+        return _MpiSend(request, nbytes, self, end)
 
-    def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
-        """Start to receive."""
+    def receive(self, peer: int, tag: int, address: int, capacity: int) -> Transfer:
+        """Post a receive."""
         try:
-            if self._cut and room > self._cut.whole and peer in self._far:
-                return ReceivedPieces(Channel(self, peer, tag), self._cut, address, room)
-            return _Received(self.messages.Irecv([_memory(address, room), MPI.BYTE], peer, tag), self)
+            if self._segmentation and capacity > self._segmentation.max_whole and peer in self._remote:
+                return SegmentedRecv(SegmentChannel(self, peer, tag), self._segmentation, address, capacity)
+            return _MpiRecv(self.messages.Irecv([_memory(address, capacity), MPI.BYTE], peer, tag), self)
         except MPI.Exception as error:
             self.fail(error)
 
     def relay(self, received: Transfer, peer: int, tag: int) -> Transfer | None:
-        """Send pieces on, to a peer that takes them."""
-        if not isinstance(received, ReceivedPieces) or peer not in self._far:
+        """Forward the segments of a message to a remote peer as they arrive."""
+        if not isinstance(received, SegmentedRecv) or peer not in self._remote:
             return None
         try:
-            return received.relay(Channel(self, peer, tag))
+            return received.relay(SegmentChannel(self, peer, tag))
         except MPI.Exception as error:
             self.fail(error)
 
     def probe_any(self) -> int | None:
-        """Ask MPI."""
+        """Probe for an unexpected message from any peer."""
         try:
             found = self.messages.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
             return self._status.Get_tag() if found else None
@@ -191,58 +193,58 @@ class MpiTransport(Transport):
             self.fail(error)
 
     def discard(self, peer: int, tag: int) -> Transfer | None:
-        """Receive what MPI has found into memory of its own."""
+        """Receive an unexpected message into temporary memory."""
         try:
             message = self.messages.Improbe(peer, tag, self._status)
             if message is None:
                 return None
             nbytes = self._status.Get_count(MPI.BYTE)
-            if self._cut and peer in self._far:
-                return DiscardedPieces(Channel(self, peer, tag), self._cut, message, nbytes)
-            room = bytearray(nbytes)
-            return _Received(message.Irecv([room, MPI.BYTE]), self, room)
+            if self._segmentation and peer in self._remote:
+                return SegmentedDiscard(SegmentChannel(self, peer, tag), self._segmentation, message, nbytes)
+            memory = bytearray(nbytes)
+            return _MpiRecv(message.Irecv([memory, MPI.BYTE]), self, memory)
         except MPI.Exception as error:
             self.fail(error)
 
-    def send_control(self, peer: int, letter: bytes) -> None:
-        """Send a letter; it is kept until MPI has taken it."""
+    def send_control(self, peer: int, message: bytes) -> None:
+        """Send a control message; it is kept alive until MPI has completed the send."""
         try:
-            self._posted = [request for request in self._posted if not request.Test()]
-            self._posted.append(self._post.Isend([letter, MPI.BYTE], peer))
+            self._control_sends = [request for request in self._control_sends if not request.Test()]
+            self._control_sends.append(self._control.Isend([message, MPI.BYTE], peer))
         except MPI.Exception as error:
             self.fail(error)
 
     def recv_control(self) -> tuple[int, bytes] | None:
-        """Receive a letter that is there."""
+        """Receive a control message that has arrived."""
         try:
-            message = self._post.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
-            if message is None:
+            found = self._control.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+            if found is None:
                 return None
-            peer, letter = self._status.Get_source(), bytearray(self._status.Get_count(MPI.BYTE))
-            message.Recv([letter, MPI.BYTE])
-            return peer, bytes(letter)
+            peer, message = self._status.Get_source(), bytearray(self._status.Get_count(MPI.BYTE))
+            found.Recv([message, MPI.BYTE])
+            return peer, bytes(message)
         except MPI.Exception as error:
             self.fail(error)
 
     def revoke(self) -> None:
-        """Revoke the duplicates, and the caller's own: its ranks may be waiting in calls straight to MPI.
+        """Revoke the duplicates and the caller's communicator, in which peers may be blocked in native MPI calls.
 
-        An MPI that does not know how leaves it to its launcher to end the job.
+        An MPI library without fault tolerance leaves it to its launcher to end the job.
         """
-        for comm in (self._caller, self.messages, self.pieces, self._post, *self.derived_comms):
+        for comm in (self._caller, self.messages, self.segments, self._control, *self.derived_comms):
             try:
                 comm.Revoke()
             except (MPI.Exception, NotImplementedError):
                 return
 
     def close(self) -> None:
-        """Free the duplicates: all ranks do."""
-        MPI.Request.Waitall(self._posted)
-        if self.pieces is not self.messages:
-            self.pieces.Free()
+        """Free the duplicates; collective."""
+        MPI.Request.Waitall(self._control_sends)
+        if self.segments is not self.messages:
+            self.segments.Free()
         self.messages.Free()
-        self._post.Free()
+        self._control.Free()
 
     def fail(self, error: MPI.Exception) -> NoReturn:
-        """Raise what MPI's error means."""
+        """Raise our error for an MPI error."""
         raise lost(error, self.rank, self.messages) from error

@@ -103,7 +103,7 @@ def _turns(work: _Work, stop: Path) -> int:
         wrong = work.run(turn)
         end = time.monotonic()
         rails = stats()
-        note[:] = wrong, work.rank == 0 and stop.exists(), len(rails.missing) if rails else 0
+        note[:] = wrong, work.rank == 0 and stop.exists(), len(rails.down) if rails else 0
         work.comm.Allreduce(note, sums)
         turn += 1
         if work.rank == 0:

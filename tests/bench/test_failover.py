@@ -89,11 +89,9 @@ def test_every_rank_hears_when_no_path_comes_back(cluster: Cluster) -> None:
     heard = {said["rank"]: said["error"] for said in ranks.said}
     assert heard.keys() == {0, 1, 2}, ranks.errors
     for rank, error in heard.items():
-        assert error.startswith(
-            f"RankFailedError: rank {rank}: rails: expected all ranks to be there, got no way from "
-        )
-        assert "2: all paths are dead for" in error or "from rank 2 to" in error
-        assert error.endswith("See to the network or to the rank; this communicator cannot be used any more.")
+        assert error.startswith(f"RankFailedError: rank {rank}: rails: expected all ranks reachable, got no path from ")
+        assert "2: all paths down for" in error or "from rank 2 to" in error
+        assert error.endswith("Check the network and that rank. This communicator cannot be used any more.")
 
 
 def test_a_long_message_goes_on_over_the_other_rail(cluster: Cluster) -> None:

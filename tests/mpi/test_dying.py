@@ -102,14 +102,14 @@ def test_survivors_hear_who_is_dead_and_go_on_without(start, victim):
         told = dict(re.findall(rf"^{turn} (\d+ \w+(?: \d+)?): (.*)$", output, re.MULTILINE))
         place = victim % len(ranks)
         dead, survivors = ranks[place], ranks[:place] + ranks[place + 1 :]
-        text = "communicator: expected all ranks to be there, got rank"
+        text = "communicator: expected all ranks alive, got rank"
         for old, rank in enumerate(ranks):
             if rank != dead:
                 said = told[f"{rank} was {old}"]
                 # One whose part was complete hears of it in the next call.
                 assert said == "no error" or re.fullmatch(
-                    rf"RankFailedError: rank {old}: {text} {place} dead \(MPI's error: .+\)\. "
-                    r"Go on with the others: new = comm\.Shrink\(\)\.",
+                    rf"RankFailedError: rank {old}: {text} {place} dead \(MPI error: .+\)\. "
+                    r"Continue without them: new = comm\.Shrink\(\)\.",
                     said,
                 ), output
                 assert told[f"{rank} again"] == "RankFailedError"

@@ -1,7 +1,7 @@
-"""Two ranks whose links are joined by paths in memory, which a test moves bit by bit, breaks and makes anew.
+"""Two ranks whose links are joined by paths in memory, which a test progresses, breaks and replaces.
 
-Slow ones are not quiet as soon as they are closed: until then they write rubbish where they were about to receive, and
-what they were given to send must stay as it is.
+Slow paths do not close at once: until then they write garbage into the buffer they were receiving into, and the memory
+they were given to send must not change.
 """
 
 from __future__ import annotations
@@ -11,51 +11,50 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from mpi_gpucomp.transport.rails.frames import Header
 from mpi_gpucomp.transport.rails.link import Path, RailLink
-from mpi_gpucomp.transport.rails.messages import Messages
-from mpi_gpucomp.transport.rails.sequence import Key
+from mpi_gpucomp.transport.rails.messages import TagMatcher
+from mpi_gpucomp.transport.rails.sequence import PacketHeader, PathId
 
 
 class Pipe(Path):
-    """One end of a path: what it sends waits for its other end to take it."""
+    """One end of a path: packets it sends wait until the other end takes them."""
 
-    def __init__(self, end: End, key: Key) -> None:
-        super().__init__(key)
-        self.end, self.closed, self.mute = end, False, False
+    def __init__(self, end: End, path_id: PathId) -> None:
+        super().__init__(path_id)
+        self.end, self.closed = end, False
         self.wire: deque[tuple[bytes, bytes]] = deque()
         self.other: Pipe
-        self._room: memoryview | None = None
+        self._buffer: memoryview | None = None
         self._given: list[tuple[memoryview, bytes]] = []
-        """What it has sent and the peer has not taken: the memory, and what was in it."""
+        """The memory of packets that the peer has not taken, and its contents."""
 
     def wake(self) -> None:
         pass
 
-    def heard(self, now: float) -> float:
+    def last_seen(self, now: float) -> float:
         return now
 
     def fault(self) -> str | None:
         return None
 
-    def close(self, quiet: Callable[[], None]) -> None:
-        assert not self.closed, "it is closed once"
-        self.closed, self._quiet = True, quiet
-        self.end.fading.append(self)
+    def close(self, on_closed: Callable[[], None]) -> None:
+        assert not self.closed, "closed twice"
+        self.closed, self._on_closed = True, on_closed
+        self.end.closing.append(self)
         if not self.end.slow:
-            self.calm()
+            self.finish_close()
 
-    def calm(self) -> None:
-        """Be quiet from now on."""
-        if self.end.slow and self._room is not None:
-            self._room[:] = b"\xee" * len(self._room)
-        assert all(memory == data for memory, data in self._given), "what it may still read was used for something else"
-        self.end.fading.remove(self)
-        self._quiet()
+    def finish_close(self) -> None:
+        """Complete the close."""
+        if self.end.slow and self._buffer is not None:
+            self._buffer[:] = b"\xee" * len(self._buffer)
+        assert all(memory == data for memory, data in self._given), "memory it may still read was overwritten"
+        self.end.closing.remove(self)
+        self._on_closed()
 
     def put(self) -> bool:
-        """Put the next frame on the wire; its payload is read now, as a socket does."""
-        if self.closed or (taken := self.end.link.next(self)) is None:
+        """Send the next packet; its payload is read now, as by a socket."""
+        if self.closed or (taken := self.end.link.next_packet(self)) is None:
             return False
         self.wire.append((taken[0], bytes(taken[1])))
         if self.end.slow:
@@ -63,23 +62,23 @@ class Pipe(Path):
         return True
 
     def get(self, share: float = 1.0) -> bool:
-        """Take the next frame from the wire, or only a first part of it, behind which the path breaks."""
+        """Receive the next packet, or only its first part, after which the path breaks."""
         if self.closed or not self.other.wire:
             return False
         data, payload = self.other.wire.popleft()
-        header = Header.read(data)
-        room = self._room = self.end.link.accept(self, header)
+        header = PacketHeader.unpack(data)
+        buffer = self._buffer = self.end.link.accept(self, header)
         kept = int(len(payload) * share)
-        if room is not None:
-            room[:kept] = payload[:kept]
+        if buffer is not None:
+            buffer[:kept] = payload[:kept]
         if share < 1:
-            self.end.link.down(self, "it broke")
+            self.end.link.drop_path(self, "broken")
         else:
-            self._room = None
+            self._buffer = None
             if self.other._given:
-                self.other._given.pop(0)  # it has left
-            self.end.link.take(self, header, room)
-            self.end.link.answer(self)
+                self.other._given.pop(0)
+            self.end.link.on_packet(self, header, buffer)
+            self.end.link.send_ack(self)
         return True
 
 
@@ -87,10 +86,10 @@ class End:
     """A rank with one peer."""
 
     def __init__(self, rank: int, tiers: list[list[int]], *, slow: bool) -> None:
-        self.slow, self.fading = slow, list[Pipe]()
+        self.slow, self.closing = slow, list[Pipe]()
         post, wake = (lambda peer, item: self.link.post(item)), (lambda peer: self.link.wake())
-        self.messages = Messages(rank, post, wake, nullcontext)
-        self.link = RailLink(1 - rank, tiers, self.messages, 1.0)
+        self.matcher = TagMatcher(rank, post, wake, nullcontext)
+        self.link = RailLink(1 - rank, tiers, self.matcher, 1.0)
 
 
 class Pair:
@@ -104,12 +103,12 @@ class Pair:
             self.connect(rail)
 
     def connect(self, rail: int) -> None:
-        """Make a new path; what was there on the rail is given up."""
+        """Make a new path, which replaces the one on its rail."""
         self.generations[rail] += 1
-        pipes = [Pipe(end, Key(rail, self.generations[rail])) for end in self.ends]
+        pipes = [Pipe(end, PathId(rail, self.generations[rail])) for end in self.ends]
         pipes[0].other, pipes[1].other = pipes[1], pipes[0]
         for end, pipe in zip(self.ends, pipes, strict=True):
-            end.link.up(pipe)
+            end.link.add_path(pipe)
 
     def path(self, side: int, rail: int) -> Pipe | None:
         found = self.ends[side].link.paths.get(rail)
@@ -117,29 +116,29 @@ class Pair:
         return found
 
     def joined(self) -> bool:
-        """Say whether there is a path that is whole at both ends."""
+        """Return True if a path is open at both ends."""
         ends = [[self.path(side, rail) for side in (0, 1)] for rail in self.rails]
         return any(one is not None and one.other is two for one, two in ends)
 
     def run(self, rail: int, steps: int) -> None:
-        """Let some frames pass both ways on one rail."""
+        """Pass some packets both ways on one rail."""
         for step in range(steps):
             pipe = self.path(step % 2, rail)
             _ = pipe is not None and (pipe.put(), pipe.get())
 
-    def settle(self, seconds: float = 20.0, *, anew: bool = True) -> None:
-        """Let everything arrive, on new paths or on those that are left, which do not break any more."""
+    def drain(self, seconds: float = 20.0, *, reconnect: bool = True) -> None:
+        """Deliver everything, on new paths or on the remaining ones, which do not break any more."""
         deadline = time.monotonic() + seconds
-        for rail in self.rails if anew else ():
+        for rail in self.rails if reconnect else ():
             self.connect(rail)
         moved = True
         while moved:
             moved = False
-            for pipe in [pipe for end in self.ends for pipe in end.fading]:
-                pipe.calm()
+            for pipe in [pipe for end in self.ends for pipe in end.closing]:
+                pipe.finish_close()
                 moved = True
             for side in (0, 1):
                 for rail in self.rails:
                     pipe = self.path(side, rail)
                     moved |= pipe is not None and (pipe.put() | pipe.get())
-            assert time.monotonic() < deadline, "it does not come to an end"
+            assert time.monotonic() < deadline, "timed out"

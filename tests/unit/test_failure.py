@@ -115,7 +115,7 @@ class World:
     def left(self):
         """Return how many messages, receives and letters are under way."""
         network = self.networks[0].network
-        lines = [*network.messages.values(), *network.waiting.values(), *network.letters]
+        lines = [*network.messages.values(), *network.posted.values(), *network.control]
         return sum(map(len, lines))
 
 

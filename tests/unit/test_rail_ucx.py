@@ -1,4 +1,4 @@
-"""UCX under a path: what is cancelled stays cancelled, and who is believed to be alive."""
+"""Paths over UCX: cancellation, and liveness of the peer."""
 
 from __future__ import annotations
 
@@ -13,151 +13,166 @@ from typing import Any
 import pytest
 from rail_pipes import End
 
-from mpi_gpucomp.transport.rails import discovery as devices
-from mpi_gpucomp.transport.rails import ucx
-from mpi_gpucomp.transport.rails import ucx_endpoint as plug
-from mpi_gpucomp.transport.rails.backends import RDMA, TCP, UCX, Offer, agree
-from mpi_gpucomp.transport.rails.connector import MOST_CARD_BYTES, Answering, Dialling, Hello, Introducing, Refused
-from mpi_gpucomp.transport.rails.frames import PING
-from mpi_gpucomp.transport.rails.link import DEAD, QUIET, judge
-from mpi_gpucomp.transport.rails.sequence import Key
+from mpi_gpucomp.transport.rails import discovery, ucx
+from mpi_gpucomp.transport.rails.backends import RDMA, TCP, UCX, Capabilities, agree
+from mpi_gpucomp.transport.rails.connector import (
+    MAX_ADDRESS_BYTES,
+    AddressExchange,
+    HandshakeError,
+    Hello,
+    InitiatorHandshake,
+    ResponderHandshake,
+)
+from mpi_gpucomp.transport.rails.link import DEAD, SUSPECT, check_liveness
+from mpi_gpucomp.transport.rails.sequence import PING, PathId
 
 BIG = 1 << 20
 
 
 @pytest.fixture
-def pair() -> list[plug.Plug]:
+def pair() -> list[ucx.UcxEndpoint]:
     if importlib.util.find_spec("ucxx") is None:
         pytest.skip("no ucxx: pip install mpi_gpucomp[ucx]")
-    device = next((name for name in devices.addresses() if name != "lo"), None)
+    device = next((name for name in discovery.addresses() if name != "lo"), None)
     if device is None:
         pytest.skip("no network device besides the loopback")
-    one, two = plug.Plug(device, "tcp"), plug.Plug(device, "tcp")
-    one.connect(two.card)
-    two.connect(one.card)
+    one, two = ucx.UcxEndpoint(device, "tcp"), ucx.UcxEndpoint(device, "tcp")
+    one.connect(two.address_blob)
+    two.connect(one.address_blob)
     return [one, two]
 
 
-def until(ready: Callable[[], bool], *plugs: plug.Plug) -> None:
+def until(ready: Callable[[], bool], *endpoints: ucx.UcxEndpoint) -> None:
     deadline = time.monotonic() + 20
     while not ready():
-        for one in plugs:
-            one.move()
-        assert time.monotonic() < deadline, "it does not come to an end"
+        for one in endpoints:
+            one.progress()
+        assert time.monotonic() < deadline, "timed out"
 
 
 @pytest.mark.parametrize("steps", [0, 10, 40, 100])
 @pytest.mark.parametrize("receiver_first", [False, True])
-def test_what_is_cut_is_quiet(pair: list[plug.Plug], steps: int, receiver_first: bool) -> None:
-    """Cut in the middle of messages: UCX lets go of all memory at both ends."""
+def test_a_closed_endpoint_releases_its_memory(pair: list[ucx.UcxEndpoint], steps: int, receiver_first: bool) -> None:
+    """Close in the middle of messages: UCX releases all memory at both ends."""
     one, two = pair
-    rooms = [bytearray(BIG) for _ in range(8)]
-    sent = [one.send(os.urandom(BIG), payload=True) for _ in rooms]
-    coming = [two.receive(room, payload=True) for room in rooms]
+    buffers = [bytearray(BIG) for _ in range(8)]
+    sent = [one.send(os.urandom(BIG), payload=True) for _ in buffers]
+    receives = [two.receive(buffer, payload=True) for buffer in buffers]
     for _ in range(steps):
         one._worker.progress_once()
         two._worker.progress_once()
     for end in (two, one) if receiver_first else (one, two):
-        end.cut()
-        until(end.is_quiet)
-    assert all(some.request.completed for some in (*sent, *coming))
+        end.close()
+        until(end.poll_closed)
+    assert all(some.request.completed for some in (*sent, *receives))
 
 
-def test_an_endpoint_that_has_failed_can_be_given_up(pair: list[plug.Plug]) -> None:
+def test_a_failed_endpoint_can_be_closed(pair: list[ucx.UcxEndpoint]) -> None:
     one, two = pair
     pair.clear()
     waiting = [two.receive(bytearray(40), payload=False) for _ in range(16)]
     one.send(b"x" * 40, payload=False)
-    until(waiting[0].over, one, two)
-    one.cut()
-    until(one.is_quiet)
+    until(waiting[0].done, one, two)
+    one.close()
+    until(one.poll_closed)
     del one  # and its connections with it
     until(lambda: not two._endpoint.alive, two)
-    with pytest.raises(plug.PlugError, match=r"UCX: .* connection reset by remote peer"):
+    with pytest.raises(ucx.UcxError, match=r"UCX: .* connection reset by remote peer"):
         two.check()
-    two.cut()
-    until(two.is_quiet)
-    with pytest.raises(plug.PlugError, match="cancel"):
-        waiting[-1].over()
+    two.close()
+    until(two.poll_closed)
+    with pytest.raises(ucx.UcxError, match="cancel"):
+        waiting[-1].done()
 
 
-def test_what_does_not_know_the_tag_is_not_heard(pair: list[plug.Plug]) -> None:
+def test_a_message_with_a_wrong_tag_is_not_received(pair: list[ucx.UcxEndpoint]) -> None:
     one, two = pair
-    one._theirs ^= 1 << 40
-    room = bytearray(4)
-    coming, lost = two.receive(room, payload=False), one.send(b"evil", payload=False)
-    until(lost.over, one, two)
-    one._theirs ^= 1 << 40
+    one._peer_tag ^= 1 << 40
+    buffer = bytearray(4)
+    received, lost = two.receive(buffer, payload=False), one.send(b"evil", payload=False)
+    until(lost.done, one, two)
+    one._peer_tag ^= 1 << 40
     one.send(b"good", payload=False)
-    until(coming.over, one, two)
-    assert room == b"good"
+    until(received.done, one, two)
+    assert buffer == b"good"
 
 
 @pytest.fixture
 def path() -> Iterator[tuple[ucx.UcxPath, socket.socket]]:
-    """Return a path whose UCX says nothing, and the other end of the connection beside it."""
+    """Return a path whose endpoint receives nothing, and the other end of its side channel."""
     silent: Any = SimpleNamespace(receive=lambda memory, payload: None)
-    loop: Any = SimpleNamespace(watch=lambda *_: None, to_flush=lambda _: None, forget=lambda _: None)
+    loop: Any = SimpleNamespace(register=lambda *_: None, schedule_flush=lambda _: None, unregister=lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
-        far, _ = server.accept()
-    with near, far:
-        near.setblocking(False)
-        yield ucx.UcxPath(Key(0, 1), near, silent, devices.find("lo", 0), End(0, [[0]], slow=False).link, loop), far
+        own = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    with own, other:
+        own.setblocking(False)
+        yield (
+            ucx.UcxPath(PathId(0, 1), own, silent, discovery.find_rail("lo", 0), End(0, [[0]], slow=False).link, loop),
+            other,
+        )
 
 
-@pytest.mark.parametrize("answers", [False, True])
-def test_a_process_that_answers_must_answer_over_ucx_too(
-    path: tuple[ucx.UcxPath, socket.socket], answers: bool
+@pytest.mark.parametrize("replies", [False, True])
+def test_a_process_that_replies_must_also_reply_over_ucx(
+    path: tuple[ucx.UcxPath, socket.socket], replies: bool
 ) -> None:
-    """One that stands still has its kernel's word; one that runs, and is silent on UCX, is not reached by it."""
-    one, far = path
-    for _ in range(ucx.MOST_ANSWERS):
+    """The kernel vouches for a hung process; one that replies on the side channel only is not reached by UCX."""
+    one, other = path
+    for _ in range(ucx.MAX_REPLIES):
         time.sleep(0.002)
-        one.asked = time.monotonic()
-        one.urge(PING)
-        assert far.recv(10) == ucx.QUESTION
-        while one.heard(time.monotonic()) < one.asked:  # the kernels need a moment
+        one.probed = time.monotonic()
+        one.send_urgent(PING)
+        assert other.recv(10) == ucx.PROBE
+        while one.last_seen(time.monotonic()) < one.probed:  # the kernels need a moment
             pass
-        if answers:
-            far.sendall(ucx.ANSWER)
+        if replies:
+            other.sendall(ucx.REPLY)
             time.sleep(0.005)
-            one._hear_beside(True, False)
-    late = one.asked + 1
-    assert judge(late, one.heard(late), one.asked, 1.0, busy=True) == (DEAD if answers else QUIET)
+            one._on_side_channel(True, False)
+    late = one.probed + 1
+    assert check_liveness(late, one.last_seen(late), one.probed, 1.0, busy=True) == (DEAD if replies else SUSPECT)
 
 
-def test_cards_are_exchanged_after_the_proofs() -> None:
+def test_addresses_are_exchanged_after_authentication() -> None:
     secret, made = os.urandom(32), list[str]()
-    caller = Introducing(Dialling(secret, Hello(0, 1, 0, 1)), lambda: made.append("caller") or b"card of the caller")
-    called = Introducing(Answering(secret, 1, 0), lambda: made.append("called") or b"the other card")
-    answer = called.take(caller.first)
+    initiator = AddressExchange(
+        InitiatorHandshake(secret, Hello(0, 1, 0, 1)), lambda: made.append("initiator") or b"initiator's address"
+    )
+    responder = AddressExchange(
+        ResponderHandshake(secret, 1, 0), lambda: made.append("responder") or b"responder's address"
+    )
+    answer = responder.feed(initiator.first)
     assert made == []
-    proof = caller.take(answer)
-    assert made == ["caller"] and not caller.done
-    said = called.take(proof[: called.wants])
-    for talk, data in ((called, proof[32:]), (caller, said)):
-        talk.take(data[:4])
-        assert talk.wants == len(data) - 4
-        talk.take(data[4:])
-    assert caller.done and called.done and (caller.theirs, called.theirs) == (b"the other card", b"card of the caller")
+    proof = initiator.feed(answer)
+    assert made == ["initiator"] and not initiator.done
+    reply = responder.feed(proof[: responder.needs])
+    for end, data in ((responder, proof[32:]), (initiator, reply)):
+        end.feed(data[:4])
+        assert end.needs == len(data) - 4
+        end.feed(data[4:])
+    assert initiator.done and responder.done
+    assert (initiator.peer_address, responder.peer_address) == (b"responder's address", b"initiator's address")
 
 
-@pytest.mark.parametrize("length", [0, MOST_CARD_BYTES + 1])
-def test_a_card_of_no_length_is_refused(length: int) -> None:
+@pytest.mark.parametrize("length", [0, MAX_ADDRESS_BYTES + 1])
+def test_an_address_of_invalid_length_is_rejected(length: int) -> None:
     secret = os.urandom(32)
-    caller, called = Dialling(secret, Hello(0, 1, 0, 1)), Introducing(Answering(secret, 1, 0), lambda: b"card")
-    called.take(caller.take(called.take(caller.first)))
-    with pytest.raises(Refused, match=f"a card of {length} bytes"):
-        called.take(length.to_bytes(4, "little"))
+    initiator = InitiatorHandshake(secret, Hello(0, 1, 0, 1))
+    responder = AddressExchange(ResponderHandshake(secret, 1, 0), lambda: b"address")
+    responder.feed(initiator.feed(responder.feed(initiator.first)))
+    with pytest.raises(HandshakeError, match=f"an address blob of {length} bytes"):
+        responder.feed(length.to_bytes(4, "little"))
 
 
-def test_ranks_agree_on_the_wire() -> None:
-    def kinds(*offers: Offer) -> list[str]:
-        return agree(offers, 0)
+def test_ranks_agree_on_the_backend() -> None:
+    def kinds(*ranks: Capabilities) -> list[str]:
+        return agree(ranks, 0)
 
-    sockets = Offer("tcp", False, "not asked for", (False, False))
-    both, one, none = (Offer("auto", True, "1.21.0", rdma) for rdma in ((True, True), (True, False), (False, False)))
+    sockets = Capabilities("tcp", False, "not requested", (False, False))
+    both, one, none = (
+        Capabilities("auto", True, "1.21.0", rdma) for rdma in ((True, True), (True, False), (False, False))
+    )
     assert kinds(sockets, sockets) == [TCP, TCP]
     assert kinds(both, both) == [RDMA, RDMA] and kinds(both, one) == [RDMA, TCP] and kinds(none, both) == [TCP, TCP]
     assert kinds(both, both._replace(version="1.20.1")) == [TCP, TCP]

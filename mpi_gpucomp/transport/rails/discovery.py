@@ -1,6 +1,11 @@
-"""How the ranks of a job find each other's rails, with MPI's help, and agree on a secret.
+"""Rails of a job: the user's settings, this host's network devices, and the exchange of addresses over MPI.
 
-What is wrong on one rank is an error on all of them.
+    eth0,eth1       eth0, and eth1 while eth0 is down
+    eth0+eth1       both at once
+    eth0+eth1,mgmt  both at once, and mgmt while both are down
+
+A device is given by name, by address, or by a network such as 10.1.0.0/16, which matches one on every host. An error
+on one rank is raised on all.
 """
 
 from __future__ import annotations
@@ -12,53 +17,99 @@ import socket
 import struct
 from contextlib import suppress
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from mpi_gpucomp import config
 from mpi_gpucomp.errors import GpucompError, RankFailedError, SpecError
-from mpi_gpucomp.transport.rails import backends as wires
+from mpi_gpucomp.transport.rails import backends
 from mpi_gpucomp.transport.rails.connector import SECRET_BYTES
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from mpi4py import MPI
 
-    from mpi_gpucomp.transport.rails.backends import Offer, Wire
-    from mpi_gpucomp.transport.rails.settings import Rails
+    from mpi_gpucomp.transport.rails.backends import Capabilities, RailBackend
 
-__all__ = ["Gathered", "Rail", "addresses", "check_reached", "find", "gather", "listen"]
-
-
-# The network devices that rails run on: found by name, by address, or by the network that they are in.
+__all__ = [
+    "Peers",
+    "Rail",
+    "Rails",
+    "addresses",
+    "check_connected",
+    "discover",
+    "find_rail",
+    "listen",
+    "resolve_rails",
+]
 
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 IFF_UP, IFF_RUNNING = 0x1, 0x40
-_REQUEST = struct.Struct("16s16x")
+_IFREQ = struct.Struct("16s16x")
+
+
+class Rails(NamedTuple):
+    """The devices to use, the timeouts, and the backend."""
+
+    devices: str
+    timeout: float = config.RAIL_TIMEOUT.default
+    """Seconds without a sign of life after which a path is dead."""
+    limit: float = config.RAIL_LIMIT.default
+    """Seconds without any path after which a peer is considered failed."""
+    wire: str = config.RAIL_WIRE.default
+    """The backend: tcp (sockets), ucx, or auto (UCX where all ranks have it and the device has RDMA)."""
+
+    @property
+    def tiers(self) -> list[list[str]]:
+        """Return the names of devices that are used together, the preferred ones first."""
+        return [[name.strip() for name in tier.split("+")] for tier in self.devices.split(",")]
+
+    def check(self) -> Rails:
+        """Return itself, or raise SpecError if a value is invalid."""
+        config.RAILS.read(self.devices, "rails")
+        config.RAIL_WIRE.read(self.wire, "wire of rails")
+        for name, seconds in (("timeout", self.timeout), ("limit", self.limit)):
+            if not (isfinite(seconds) and seconds > 0):
+                raise SpecError(
+                    f"{name} of rails", expected="seconds, more than 0", got=f"{seconds}", remedy="Give a time."
+                )
+        return self
+
+
+def resolve_rails(argument: str | Rails | None, environment: Mapping[str, str] | None = None) -> Rails | None:
+    """Return the rails of the argument, or else of the environment; None for no rails."""
+    if isinstance(argument, Rails):
+        return argument.check()
+    devices = config.RAILS.get(argument, environment)
+    if not devices:
+        return None
+    timeout, limit = (setting.get(None, environment) for setting in (config.RAIL_TIMEOUT, config.RAIL_LIMIT))
+    return Rails(devices, timeout, limit, config.RAIL_WIRE.get(None, environment)).check()
 
 
 @cache
-def _asking() -> socket.socket:
-    """Return a socket to ask the kernel by, which stays open: paths are looked at often."""
+def _query_socket() -> socket.socket:
+    """Return a socket for queries of the kernel, kept open: carriers are checked often."""
     return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
 
-def _asked(what: int, device: str) -> bytes | None:
-    """Ask the kernel of a device, in the network namespace of this process."""
+def _query(request: int, device: str) -> bytes | None:
+    """Query a device in this process's network namespace."""
     try:
-        return fcntl.ioctl(_asking(), what, _REQUEST.pack(device.encode()[:15]))
+        return fcntl.ioctl(_query_socket(), request, _IFREQ.pack(device.encode()[:15]))
     except OSError:
         return None
 
 
 def _address_of(device: str) -> str | None:
-    said = _asked(SIOCGIFADDR, device)
-    return None if said is None else socket.inet_ntoa(said[20:24])
+    answer = _query(SIOCGIFADDR, device)
+    return None if answer is None else socket.inet_ntoa(answer[20:24])
 
 
-def _is_near(address: str, device: str) -> bool:
-    """Say whether an address is in a device's network."""
-    own, mask = (_asked(what, device) for what in (SIOCGIFADDR, SIOCGIFNETMASK))
+def _in_network_of(address: str, device: str) -> bool:
+    """Return True if an address is in a device's network."""
+    own, mask = (_query(request, device) for request in (SIOCGIFADDR, SIOCGIFNETMASK))
     if own is None or mask is None:
         return False
     network = f"{socket.inet_ntoa(own[20:24])}/{socket.inet_ntoa(mask[20:24])}"
@@ -72,73 +123,76 @@ def addresses() -> dict[str, str]:
 
 
 class Rail(NamedTuple):
-    """One end of the way that a rail takes."""
+    """A rail's device on this host."""
 
     name: str
-    """As the user has written it."""
+    """As given by the user."""
     address: str
     device: str | None
-    """What sockets are bound to; None where the address alone says it."""
+    """The device that sockets are bound to; None where the address suffices."""
 
     def has_carrier(self) -> bool:
-        """Say whether the device is up and its cable is plugged in, as far as the kernel knows."""
+        """Return True if the device is up and has a carrier, as far as the kernel knows."""
         if self.device is None:
             return True
-        said = _asked(SIOCGIFFLAGS, self.device)
+        answer = _query(SIOCGIFFLAGS, self.device)
         wanted = IFF_UP | IFF_RUNNING
-        return said is not None and int.from_bytes(said[16:18], "little") & wanted == wanted
+        return answer is not None and int.from_bytes(answer[16:18], "little") & wanted == wanted
 
     @property
-    def link(self) -> str | None:
-        """Return the device that the address belongs to, though sockets may not be bound to it."""
-        return self.device or next((name for _, name in socket.if_nameindex() if _is_near(self.address, name)), None)
+    def interface(self) -> str | None:
+        """Return the device of the address, even if sockets are not bound to it."""
+        if self.device:
+            return self.device
+        return next((name for _, name in socket.if_nameindex() if _in_network_of(self.address, name)), None)
 
     def socket(self) -> socket.socket:
-        """Return a socket whose traffic takes this rail and no other."""
+        """Return a socket whose traffic uses this rail only."""
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if self.device is not None:
-            with suppress(PermissionError):  # an old kernel; the address still says where to go
+            with suppress(PermissionError):  # an old kernel; the address still selects the route
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.device.encode() + b"\0")
         return made
 
 
-def find(name: str, rank: int) -> Rail:
-    """Find a rail's device on this machine."""
-    there = addresses()
-    if name in there:
-        return Rail(name, there[name], name)
+def find_rail(name: str, rank: int) -> Rail:
+    """Find a rail's device on this host."""
+    present = addresses()
+    if name in present:
+        return Rail(name, present[name], name)
     try:
         network = ipaddress.IPv4Network(name, strict=False)
     except ValueError:
         network = None
     if network is not None:
-        device = next((device for device, address in there.items() if ipaddress.IPv4Address(address) in network), None)
+        matching = (device for device, address in present.items() if ipaddress.IPv4Address(address) in network)
+        device = next(matching, None)
         if device is not None:
-            return Rail(name, there[device], device)
+            return Rail(name, present[device], device)
         if network.prefixlen == 32 and _can_bind(name):
             return Rail(name, name, None)
-    listed = ", ".join(f"{device} ({address})" for device, address in there.items())
+    listed = ", ".join(f"{device} ({address})" for device, address in present.items())
     raise SpecError(
         "rails",
         expected="network devices with an IPv4 address, by name, address or network",
         got=f"'{name}'",
-        remedy=f"This machine has {listed}.",
+        remedy=f"This host has {listed}.",
         rank=rank,
     )
 
 
 def _can_bind(address: str) -> bool:
-    """Say whether an address is one of ours though no device lists it: 127.0.0.2, or a second one of a device."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+    """Return True for an address of this host that no device lists: 127.0.0.2, or a device's second one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as attempt:
         try:
-            trial.bind((address, 0))
+            attempt.bind((address, 0))
         except OSError:
             return False
     return True
 
 
 def listen(rail: Rail) -> socket.socket:
-    """Return a socket that listens on a rail, on a port that the kernel chooses."""
+    """Return a socket that listens on a rail, on a port chosen by the kernel."""
     made = rail.socket()
     made.bind((rail.address, 0))
     made.listen(128)
@@ -146,85 +200,86 @@ def listen(rail: Rail) -> socket.socket:
     return made
 
 
-class Gathered(NamedTuple):
-    """What a rank knows of its own rails, and of the others'."""
+class Peers(NamedTuple):
+    """The rails of this rank, and the addresses of all ranks."""
 
     rails: list[Rail]
     tiers: list[list[int]]
-    """Numbers of rails that are used at once, those to be used first in front."""
-    wires: list[Wire]
-    """What each rail is made of."""
+    """Numbers of rails that are used together, the preferred ones first."""
+    backends: list[RailBackend]
+    """The backend of each rail."""
     listeners: list[socket.socket]
     secret: bytes
     addresses: list[list[tuple[str, int]]]
-    """For each rank, where it listens on each rail."""
+    """For each rank, its listening address on each rail."""
 
 
-class _Side(NamedTuple):
-    """What a rank tells the others."""
+class _RankInfo(NamedTuple):
+    """What a rank publishes."""
 
     addresses: list[tuple[str, int]]
     tiers: list[list[int]]
-    offer: Offer
+    capabilities: Capabilities
     fault: str | None
 
 
-def gather(comm: MPI.Intracomm, settings: Rails) -> Gathered:
-    """Listen on the rails of this rank, and tell all ranks where: all do."""
+def discover(comm: MPI.Intracomm, settings: Rails) -> Peers:
+    """Listen on this rank's rails, and exchange addresses and a secret with all ranks; collective."""
     rails: list[Rail] = []
     listeners: list[socket.socket] = []
     names, fault = settings.tiers, None
     try:
-        rails = [find(name, comm.rank) for tier in names for name in tier]
+        rails = [find_rail(name, comm.rank) for tier in names for name in tier]
         listeners += map(listen, rails)
     except (GpucompError, OSError) as error:
         fault = str(error)
     numbers = iter(range(sum(map(len, names))))
     tiers = [[next(numbers) for _ in tier] for tier in names]
-    offer, addresses = wires.offer(settings.wire, rails), [one.getsockname()[:2] for one in listeners]
-    sides: list[_Side] = comm.allgather(_Side(addresses, tiers, offer, fault))
+    capabilities = backends.probe_capabilities(settings.wire, rails)
+    listening = [one.getsockname()[:2] for one in listeners]
+    ranks: list[_RankInfo] = comm.allgather(_RankInfo(listening, tiers, capabilities, fault))
     try:
-        _check(sides, comm.rank)
-        kinds = wires.agree([side.offer for side in sides], comm.rank)
+        _check(ranks, comm.rank)
+        kinds = backends.agree([info.capabilities for info in ranks], comm.rank)
     except SpecError:
         for listener in listeners:
             listener.close()
         raise
     secret = bytearray(secrets.token_bytes(SECRET_BYTES))
     comm.Bcast(secret)
-    made = list(map(wires.make, kinds, rails))
-    return Gathered(rails, tiers, made, listeners, bytes(secret), [side.addresses for side in sides])
+    made = list(map(backends.make_backend, kinds, rails))
+    return Peers(rails, tiers, made, listeners, bytes(secret), [info.addresses for info in ranks])
 
 
-def _check(sides: list[_Side], rank: int) -> None:
-    faults = [side.fault for side in sides if side.fault is not None]
+def _check(ranks: list[_RankInfo], rank: int) -> None:
+    faults = [info.fault for info in ranks if info.fault is not None]
     if faults:
         raise SpecError(
             "rails",
             expected="devices that every rank has",
             got="; ".join(fault.removesuffix(".") for fault in faults),
-            remedy="Name devices that are there, or networks, which fit all ranks.",
+            remedy="Name devices that every host has, or networks, which match on all.",
             rank=rank,
         )
-    if any(side.tiers != sides[0].tiers for side in sides):
+    if any(info.tiers != ranks[0].tiers for info in ranks):
         raise SpecError(
             "rails",
             expected="the same number and order of devices on every rank",
-            got="; ".join(f"rank {other}: {side.tiers}" for other, side in enumerate(sides)),
+            got="; ".join(f"rank {other}: {info.tiers}" for other, info in enumerate(ranks)),
             remedy="Pass the same rails on every rank.",
             rank=rank,
         )
 
 
-def check_reached(comm: MPI.Intracomm, settings: Rails, missing: Iterable[int]) -> None:
-    """Raise on all ranks if one of them has not reached those that are `missing`."""
-    lost: list[list[int]] = comm.allgather(sorted(missing))
+def check_connected(comm: MPI.Intracomm, settings: Rails, unreached: Iterable[int]) -> None:
+    """Raise on all ranks if a rank could not connect to its peers `unreached`; collective."""
+    lost: list[list[int]] = comm.allgather(sorted(unreached))
     pairs = sorted({(min(rank, peer), max(rank, peer)) for rank, peers in enumerate(lost) for peer in peers})
     if pairs:
         raise RankFailedError(
             "rails",
-            expected=f"a way from every rank to every other on {settings.devices}",
+            expected=f"a path between every pair of ranks on {settings.devices}",
             got=f"none between ranks {', '.join(f'{one} and {two}' for one, two in pairs)}",
-            remedy="See whether these devices are in one network, and whether a firewall is between them.",
+            remedy="Check that these devices are in one network, without a firewall between them.",
             rank=comm.rank,
         )

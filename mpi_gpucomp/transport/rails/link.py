@@ -1,9 +1,9 @@
-"""All that goes to one peer and comes from it, on whichever paths there are.
+"""A link: all packets to and from one peer, on the paths that exist.
 
-Paths stand in tiers: those of the first tier that has a living one carry what is sent, the others wait. What breaks is
-given up by both ends, who tell each other what they have over a path that is left, or over the next one. A path may
-need a while until it neither writes to the callers' memory nor reads from it; nobody speaks of it as given up before.
-A path that is better than those in use is taken when the next message begins: what is under way stays where it is.
+Paths are ordered in tiers: those of the first tier with a live path carry the traffic, the others stand by. A broken
+path is closed by both ends, which exchange their state over another path, or over the next one. A path may need time to
+close, until it neither writes to the callers' memory nor reads from it; it is not reported as closed before. A path of
+a better tier is used from the next message on: packets already posted stay on their paths.
 """
 
 from __future__ import annotations
@@ -11,278 +11,328 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.transport.rails.frames import ACK, ANNOUNCE, BYE, DATA, EAGER, LETTER, PING, STATE, Header, Item
-from mpi_gpucomp.transport.rails.sequence import Have, Receiver, Sender
+from mpi_gpucomp.transport.rails.sequence import (
+    ACK,
+    BYE,
+    CONTROL,
+    DATA,
+    EAGER,
+    PING,
+    RTS,
+    STATE,
+    AckState,
+    Outgoing,
+    PacketHeader,
+    ReceiveSequence,
+    SendSequence,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpi_gpucomp.transport.rails.frames import Payload
-    from mpi_gpucomp.transport.rails.sequence import Key
+    from mpi_gpucomp.transport.rails.messages import TagMatcher
+    from mpi_gpucomp.transport.rails.sequence import PathId, Payload
 
-__all__ = ["DEAD", "FINE", "IDLE_SECONDS", "QUIET", "Failover", "Losses", "Path", "RailLink", "Traffic", "judge"]
+__all__ = ["ALIVE", "DEAD", "IDLE_SECONDS", "SUSPECT", "Failover", "Path", "RailLink", "check_liveness"]
+
+ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
+PROBE_AFTER = 0.25
+"""The share of the timeout after which a silent path is probed; the rest is for the answer."""
+IDLE_SECONDS = 5.0
+"""How long an idle path may be silent before it is probed."""
 
 
-# The paths that a link has lost, and how long it took until both ends had agreed where to go on.
+def check_liveness(now: float, last_seen: float, probed: float, timeout: float, *, busy: bool) -> str:
+    """Return ALIVE, SUSPECT (probe now) or DEAD.
+
+    A probe that reaches the peer's kernel is a sign of life, whatever the peer's process does. One that does not get
+    there in time means that the path is dead, and not that the peer has nothing to send.
+    """
+    if probed > last_seen:
+        return DEAD if now - probed > timeout * (1 - PROBE_AFTER) else ALIVE
+    allowed = timeout * PROBE_AFTER if busy else max(timeout, IDLE_SECONDS)
+    return SUSPECT if now - last_seen > allowed else ALIVE
 
 
 class Failover(NamedTuple):
-    """A path that was lost, and what that cost."""
+    """A path that was lost, and the time it cost."""
 
     peer: int
     rail: int
     reason: str
-    quiet: float
-    """Seconds from the last sign of life to when it was given up."""
-    lost: float | None
-    """Seconds from the last sign of life to when the peers had agreed where to go on; None if they have not yet."""
+    silence: float
+    """Seconds from the last sign of life to the detection."""
+    downtime: float | None
+    """Seconds from the last sign of life until both ends had resynchronised; None if they have not yet."""
 
 
-class Losses:
-    """The list of them, for one link."""
+class _FailoverLog:
+    """The failovers of one link."""
 
     def __init__(self, peer: int, rails: int) -> None:
-        """Begin with none."""
         self.peer, self.all = peer, list[Failover]()
-        self._theirs = [0] * rails
-        """For each rail, the last generation that the peer is known to have given up."""
-        self._open: dict[int, tuple[Key, float]] = {}
+        self._peer_closed = [0] * rails
+        """For each rail, the last generation that the peer is known to have closed."""
+        self._open: dict[int, tuple[PathId, float]] = {}
 
-    def add(self, path: Key, reason: str, heard: float, now: float) -> None:
-        """Add a path, given up now, with the time of its last sign of life."""
-        self._open[len(self.all)] = path, heard
-        self.all.append(Failover(self.peer, path.rail, reason, now - heard, None))
+    def add(self, path: PathId, reason: str, last_seen: float, now: float) -> None:
+        """Record a path that is lost now, with the time of its last sign of life."""
+        self._open[len(self.all)] = path, last_seen
+        self.all.append(Failover(self.peer, path.rail, reason, now - last_seen, None))
 
-    def hear(self, dead: Sequence[int]) -> None:
-        """Take notice of what the peer has given up."""
-        self._theirs = list(map(max, self._theirs, dead))
+    def on_peer_closed(self, closed: Sequence[int]) -> None:
+        """Note the generations that the peer has closed."""
+        self._peer_closed = list(map(max, self._peer_closed, closed))
 
-    def settle(self, dead: Sequence[int], now: float) -> None:
-        """Close the books on those that are given up here (`dead`) and there."""
-        for number, (path, heard) in list(self._open.items()):
-            if path.generation <= min(dead[path.rail], self._theirs[path.rail]):
-                self.all[number] = self.all[number]._replace(lost=now - heard)
+    def resolve(self, closed: Sequence[int], now: float) -> None:
+        """Complete the records of paths that are closed here (`closed`) and at the peer."""
+        for number, (path, last_seen) in list(self._open.items()):
+            if path.generation <= min(closed[path.rail], self._peer_closed[path.rail]):
+                self.all[number] = self.all[number]._replace(downtime=now - last_seen)
                 del self._open[number]
 
 
-# Tells a path that is dead from a peer that has nothing to say.
-#
-# A path that is quiet is asked. A question that reaches the peer's kernel is a sign of life, whatever the peer
-# itself is
-# busy with. One that does not get there in time means that the path is dead.
+class Path(ABC):
+    """One connection to a peer on one rail, ordered and reliable while it lasts.
 
-FINE, QUIET, DEAD = "fine", "quiet", "dead"
-ASK_AFTER = 0.25
-"""The share of the timeout after which a path is asked; the rest is for the answer."""
-IDLE_SECONDS = 5.0
-"""How long a path may be quiet that nobody waits for."""
+    It takes packets to send from its link, and hands it those that arrive.
+    """
 
+    def __init__(self, path_id: PathId) -> None:
+        """Create the path of this rail and generation."""
+        self.id = path_id
+        self.urgent: deque[tuple[int, Payload]] = deque()
+        """Kind and payload of packets out of sequence, which are sent first."""
+        self.probed = 0.0
+        """When it was probed last."""
+        self.since = time.monotonic()
+        """When it was created."""
 
-def judge(now: float, heard: float, asked: float, timeout: float, *, busy: bool) -> str:
-    """Return FINE, QUIET (ask now) or DEAD, by when something was heard and asked last."""
-    if asked > heard:
-        return DEAD if now - asked > timeout * (1 - ASK_AFTER) else FINE
-    patience = timeout * ASK_AFTER if busy else max(timeout, IDLE_SECONDS)
-    return QUIET if now - heard > patience else FINE
+    def send_urgent(self, kind: int, payload: Payload = b"") -> None:
+        """Send a packet out of sequence as soon as possible."""
+        self.urgent.append((kind, payload))
+        self.wake()
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Schedule a flush: the link has packets to send. Nothing is sent before the caller releases the lock."""
+
+    @abstractmethod
+    def last_seen(self, now: float) -> float:
+        """Return the time of the last sign of life."""
+
+    @abstractmethod
+    def fault(self) -> str | None:
+        """Return why this end cannot use the path, if it knows: the device has no carrier."""
+
+    @abstractmethod
+    def close(self, on_closed: Callable[[], None]) -> None:
+        """Close the connection, and deliver nothing more.
+
+        Call `on_closed` once, now or later: when the callers' memory cannot be written or read any more.
+        """
+
+    def poll_close(self) -> None:  # noqa: B027
+        """Progress a close that has not completed; called periodically."""
 
 
 class RailLink:
-    """The way to one peer."""
+    """The packets to and from one peer."""
 
-    def __init__(self, peer: int, tiers: Sequence[Sequence[int]], traffic: Traffic, timeout: float) -> None:
-        """Have no path yet; `tiers` are numbers of rails, those to be used first in front."""
-        self.peer, self._tiers, self._traffic, self._timeout = peer, tiers, traffic, timeout
+    def __init__(self, peer: int, tiers: Sequence[Sequence[int]], matcher: TagMatcher, timeout: float) -> None:
+        """Start without a path; `tiers` are rail numbers, the preferred ones first."""
+        self.peer, self._tiers, self._matcher, self._timeout = peer, tiers, matcher, timeout
         rails = sum(len(tier) for tier in tiers)
         self.paths: dict[int, Path] = {}
-        self.given_up = [0] * rails
+        self.abandoned = [0] * rails
         """For each rail, the last generation that was given up."""
-        self.fading: dict[Path, float] = {}
-        """Paths that are given up and not quiet yet, and since when."""
-        self._sender: Sender[Item] = Sender()
-        self._receiver: Receiver[tuple[Header, Payload, int]] = Receiver()
-        self._line: deque[Item] = deque()
+        self.closing: dict[Path, float] = {}
+        """Paths that were given up and have not closed yet, and since when."""
+        self._sender: SendSequence[Outgoing] = SendSequence()
+        self._receiver: ReceiveSequence[tuple[PacketHeader, Payload, int]] = ReceiveSequence()
+        self._queue: deque[Outgoing] = deque()
         self._in_use: frozenset[int] = frozenset()
-        self._told = 0
-        """What the peer knows to have arrived."""
-        self.bare_since = time.monotonic()
+        self._last_acked = 0
+        """The last acknowledgement sent to the peer."""
+        self.disconnected_since = time.monotonic()
         """Since when there is no path, if there is none."""
         self.peer_left = False
-        self._losses = Losses(peer, rails)
-        self.when_down: Callable[[RailLink, int, str], None] = lambda link, rail, why: None
+        self._failovers = _FailoverLog(peer, rails)
+        self.on_path_down: Callable[[RailLink, int, str], None] = lambda link, rail, why: None
 
-    # What is sent
+    # Sending
 
-    def post(self, item: Item) -> None:
-        """Send something in sequence, ahead of the pieces of messages."""
-        self._line.append(item)
-        if item.kind in (ANNOUNCE, EAGER, LETTER):
-            self._choose()
+    def post(self, item: Outgoing) -> None:
+        """Send a packet in sequence, ahead of the segments of messages."""
+        self._queue.append(item)
+        if item.kind in (RTS, EAGER, CONTROL):
+            self._select_rails()
         self.wake()
 
     def wake(self) -> None:
-        """Let the paths in use look for something to send."""
+        """Schedule a flush of the paths in use."""
         for rail in self._in_use:
             self.paths[rail].wake()
 
-    def next(self, path: Path) -> tuple[bytes, Payload] | None:
-        """Return header and payload of what a path is to send now."""
+    def next_packet(self, path: Path) -> tuple[bytes, Payload] | None:
+        """Return header and payload of the next packet for a path to send."""
         if path.urgent:
             kind, payload = path.urgent.popleft()
             return self._header(kind, payload, 0), payload
-        if path.key.rail not in self._in_use or self.paths[path.key.rail] is not path:
+        if path.id.rail not in self._in_use or self.paths[path.id.rail] is not path:
             return None
-        taken = self._sender.take(path.key)
+        taken = self._sender.take(path.id)
         if taken is None:
-            item = self._line.popleft() if self._line else self._traffic.draw(self.peer)
+            item = self._queue.popleft() if self._queue else self._matcher.next_segment(self.peer)
             if item is None:
                 return None
             self._sender.post(item)
-            taken = self._sender.take(path.key)
+            taken = self._sender.take(path.id)
             assert taken is not None
         number, item = taken
-        self._traffic.left(item, path.key.rail)
+        self._matcher.on_sent(item, path.id.rail)
         return self._header(item.kind, item.payload, number, item.message, item.offset), item.payload
 
     def _header(self, kind: int, payload: Payload, number: int, message: int = 0, offset: int = 0) -> bytes:
-        self._told = self._receiver.done
-        return Header(kind, len(payload), number, self._told, message, offset).pack()
+        self._last_acked = self._receiver.delivered
+        return PacketHeader(kind, len(payload), number, self._last_acked, message, offset).pack()
 
     @property
     def busy(self) -> bool:
-        """Say whether somebody waits for something to get through."""
-        return bool(self._line) or not self._sender.all_acked or self._traffic.expects(self.peer)
+        """Return True if anything is queued, unacked or expected."""
+        return bool(self._queue) or not self._sender.all_acked or self._matcher.is_receiving(self.peer)
 
     @property
     def all_acked(self) -> bool:
-        """Say whether all that was posted has arrived."""
-        return not self._line and self._sender.all_acked
+        """Return True if everything posted has arrived."""
+        return not self._queue and self._sender.all_acked
 
-    # What arrives
+    # Receiving
 
-    def accept(self, path: Path, header: Header) -> memoryview | None:
-        """Return where the payload of a frame goes, which begins to arrive; None to throw it away."""
+    def accept(self, path: Path, header: PacketHeader) -> memoryview | None:
+        """Return the buffer for the payload of a packet that begins to arrive; None to discard it."""
         if not header.in_sequence:
             return memoryview(bytearray(header.length))
-        if not self._receiver.begin(header.sequence, path.key):
+        if not self._receiver.begin(header.sequence, path.id):
             return None
-        room = self._traffic.room(self.peer, header) if header.kind == DATA else None
-        return room if room is not None else memoryview(bytearray(header.length))
+        buffer = self._matcher.segment_buffer(self.peer, header) if header.kind == DATA else None
+        return buffer if buffer is not None else memoryview(bytearray(header.length))
 
-    def take(self, path: Path, header: Header, payload: Payload | None) -> None:
-        """Take a frame that has arrived as a whole; what was thrown away has no payload."""
+    def on_packet(self, path: Path, header: PacketHeader, payload: Payload | None) -> None:
+        """Handle a packet that has arrived; a discarded one has no payload."""
         for item in self._sender.ack(header.acked):
-            self._traffic.arrived(item)
+            self._matcher.on_acked(item)
         if not header.in_sequence:
-            self._take_note(path, header, bytes(payload or b""))
+            self._on_urgent(path, header, bytes(payload or b""))
         elif payload is not None:
             if header.kind == DATA:
-                self._traffic.landed(self.peer, header, path.key.rail)
-            whole = None if header.kind == DATA else (header, payload, path.key.rail)
+                self._matcher.on_segment(self.peer, header, path.id.rail)
+            whole = None if header.kind == DATA else (header, payload, path.id.rail)
             for one in self._receiver.finish(header.sequence, whole):
-                self._hear(*one)
+                self._deliver(*one)
 
-    def _take_note(self, path: Path, header: Header, payload: bytes) -> None:
+    def _on_urgent(self, path: Path, header: PacketHeader, payload: bytes) -> None:
         if header.kind == PING:
-            path.urge(ACK)
+            path.send_urgent(ACK)
         elif header.kind == STATE:
-            have = Have.read(payload, len(self.given_up))
-            if have is not None:
-                self._resume(have)
+            state = AckState.unpack(payload, len(self.abandoned))
+            if state is not None:
+                self._resume(state)
 
-    def _hear(self, header: Header, payload: Payload, rail: int) -> None:
+    def _deliver(self, header: PacketHeader, payload: Payload, rail: int) -> None:
         if header.kind == BYE:
             self.peer_left = True
-        self._traffic.heard(self.peer, header, payload, rail)
+        self._matcher.on_packet(self.peer, header, payload, rail)
 
-    def answer(self, path: Path) -> None:
-        """Let the peer know what has arrived, unless something that was sent has said so."""
-        if self._receiver.done > self._told and self.paths.get(path.key.rail) is path:
-            self._told = self._receiver.done
-            path.urge(ACK)
+    def send_ack(self, path: Path) -> None:
+        """Acknowledge what has arrived, unless a packet sent meanwhile has done so."""
+        if self._receiver.delivered > self._last_acked and self.paths.get(path.id.rail) is path:
+            self._last_acked = self._receiver.delivered
+            path.send_urgent(ACK)
 
-    # Paths that come and go
+    # Paths
 
-    def up(self, path: Path) -> None:
-        """Use a path from now on; whatever was there on its rail is older."""
-        rail = path.key.rail
+    def add_path(self, path: Path) -> None:
+        """Use a new path; an existing one on its rail is older and is dropped."""
+        rail = path.id.rail
         if rail in self.paths:
-            self.down(self.paths[rail], "the peer has made a new one")
+            self.drop_path(self.paths[rail], "replaced by a new connection of the peer")
         self.paths[rail] = path
-        path.urge(STATE, self._receiver.have(self.dead).pack())
+        path.send_urgent(STATE, self._receiver.ack_state(self.closed).pack())
         if not self._in_use:
-            self._choose()
+            self._select_rails()
         self.wake()
 
-    def down(self, path: Path, reason: str) -> None:
-        """Give a path up; the peer hears of it when the path is quiet."""
-        rail, now = path.key.rail, time.monotonic()
+    def drop_path(self, path: Path, reason: str) -> None:
+        """Give a path up; the peer is informed when it has closed."""
+        rail, now = path.id.rail, time.monotonic()
         if self.paths.get(rail) is not path:
             return
-        heard = path.heard(now)
+        last_seen = path.last_seen(now)
         del self.paths[rail]
         if not self.paths:
-            self.bare_since = now
-        self._choose()
+            self.disconnected_since = now
+        self._select_rails()
         if not self.peer_left:
-            self._losses.add(path.key, reason, heard, now)
-            self.when_down(self, rail, reason)
+            self._failovers.add(path.id, reason, last_seen, now)
+            self.on_path_down(self, rail, reason)
         self._close(path, now)
         self.wake()
 
     def _close(self, path: Path, now: float) -> None:
-        self.given_up[path.key.rail] = path.key.generation
-        self.fading[path] = now
-        self._sender.hold(path.key)
-        path.close(lambda: self._quiet(path))
+        self.abandoned[path.id.rail] = path.id.generation
+        self.closing[path] = now
+        self._sender.hold(path.id)
+        path.close(lambda: self._on_closed(path))
 
-    def _quiet(self, path: Path) -> None:
-        """Tell the peer on all paths what is here, and go on with what the quiet one was given."""
-        del self.fading[path]
-        self._receiver.lose(lambda key: key == path.key)
+    def _on_closed(self, path: Path) -> None:
+        """Report our state on all paths, and continue with the packets of the closed one."""
+        del self.closing[path]
+        self._receiver.drop_partial(lambda path_id: path_id == path.id)
         for other in self.paths.values():
-            other.urge(STATE, self._receiver.have(self.dead).pack())
-        for item in self._sender.release(path.key):
-            self._traffic.arrived(item)
-        self._losses.settle(self.dead, time.monotonic())
+            other.send_urgent(STATE, self._receiver.ack_state(self.closed).pack())
+        for item in self._sender.release(path.id):
+            self._matcher.on_acked(item)
+        self._failovers.resolve(self.closed, time.monotonic())
         self.wake()
 
     def close(self) -> None:
-        """Let go of all paths; `fading` are those that are not quiet yet."""
+        """Close all paths; `closing` holds those that have not closed yet."""
         paths, self.paths, self._in_use = self.paths, {}, frozenset()
         for path in paths.values():
             self._close(path, time.monotonic())
 
-    def _resume(self, have: Have) -> None:
-        """Go on from where the peer says; give up what it has given up."""
-        for rail, generation in enumerate(have.dead):
+    def _resume(self, state: AckState) -> None:
+        """Continue from the peer's state; drop the paths that it has closed."""
+        for rail, generation in enumerate(state.closed):
             path = self.paths.get(rail)
-            if path is not None and path.key.generation <= generation:
-                self.down(path, "the peer has given it up")
-        for item in self._sender.resume(have):
-            self._traffic.arrived(item)
-        self._losses.hear(have.dead)
-        self._losses.settle(self.dead, time.monotonic())
+            if path is not None and path.id.generation <= generation:
+                self.drop_path(path, "closed by the peer")
+        for item in self._sender.resume(state):
+            self._matcher.on_acked(item)
+        self._failovers.on_peer_closed(state.closed)
+        self._failovers.resolve(self.closed, time.monotonic())
         self.wake()
 
     @property
-    def dead(self) -> tuple[int, ...]:
-        """For each rail, return the last generation up to which all paths are given up and quiet."""
-        last = list(self.given_up)
-        for path in self.fading:
-            last[path.key.rail] = min(last[path.key.rail], path.key.generation - 1)
+    def closed(self) -> tuple[int, ...]:
+        """For each rail, return the last generation up to which all paths have closed."""
+        last = list(self.abandoned)
+        for path in self.closing:
+            last[path.id.rail] = min(last[path.id.rail], path.id.generation - 1)
         return tuple(last)
 
     @property
     def failovers(self) -> list[Failover]:
         """Return the paths that were lost so far."""
-        return self._losses.all
+        return self._failovers.all
 
-    def _choose(self) -> None:
-        """Use the best paths that there are, those that have broken before only once they have held for a while."""
-        steady = {rail for rail, path in self.paths.items() if rail in self._in_use or self._holds(path)}
-        for rails in (steady, self.paths.keys()):
+    def _select_rails(self) -> None:
+        """Use the best tier with a live path; paths that replace broken ones must be stable first."""
+        stable = {rail for rail, path in self.paths.items() if rail in self._in_use or self._is_stable(path)}
+        for rails in (stable, self.paths.keys()):
             alive = (frozenset(tier) & rails for tier in self._tiers)
             self._in_use = next((some for some in alive if some), frozenset())
             if self._in_use:
@@ -290,110 +340,31 @@ class RailLink:
 
     @property
     def in_use(self) -> list[int]:
-        """Return the rails that carry what is sent now."""
+        """Return the rails that carry the traffic now."""
         return sorted(self._in_use)
 
     @property
-    def missing(self) -> set[int]:
-        """Return the rails that there is no path on, and those of the first tier that are not in use."""
-        return (set(range(len(self.given_up))) - self.paths.keys()) | (set(self._tiers[0]) - self._in_use)
+    def down(self) -> set[int]:
+        """Return the rails without a path, and those of the first tier that are not in use."""
+        return (set(range(len(self.abandoned))) - self.paths.keys()) | (set(self._tiers[0]) - self._in_use)
 
-    def _holds(self, path: Path) -> bool:
-        return path.key.generation == 1 or time.monotonic() - path.since > self._timeout
+    def _is_stable(self, path: Path) -> bool:
+        return path.id.generation == 1 or time.monotonic() - path.since > self._timeout
 
-    def look(self, now: float) -> None:
-        """Ask paths that are quiet, and give up those that are dead."""
+    def check_paths(self, now: float) -> None:
+        """Probe silent paths, and drop dead ones."""
         busy = self.busy
         if not busy:
-            self._choose()
-        for path in list(self.fading):
-            path.fade()
+            self._select_rails()
+        for path in list(self.closing):
+            path.poll_close()
         for path in list(self.paths.values()):
             fault = path.fault()
-            verdict = judge(now, path.heard(now), path.asked, self._timeout, busy=busy)
+            liveness = check_liveness(now, path.last_seen(now), path.probed, self._timeout, busy=busy)
             if fault is not None:
-                self.down(path, fault)
-            elif verdict == QUIET:
-                path.asked = now
-                path.urge(PING)
-            elif verdict == DEAD:
-                self.down(path, f"nothing heard for {now - path.heard(now):.2f} s")
-
-
-# What a link carries, as the link sees it.
-
-
-class Traffic(Protocol):
-    """What a link carries, as it needs to know it."""
-
-    def draw(self, peer: int) -> Item | None:
-        """Return the next piece of a message that a peer has room for."""
-        ...
-
-    def room(self, peer: int, header: Header) -> memoryview | None:
-        """Return where a piece of a message goes; None for one that nobody has asked for."""
-        ...
-
-    def landed(self, peer: int, header: Header, rail: int) -> None:
-        """Take notice that a piece is there, and of the rail that it took."""
-        ...
-
-    def heard(self, peer: int, header: Header, payload: Payload, rail: int) -> None:
-        """Take what has arrived in its turn."""
-        ...
-
-    def left(self, item: Item, rail: int) -> None:
-        """Take notice of the rail that something takes."""
-        ...
-
-    def arrived(self, item: Item) -> None:
-        """Take notice that the peer has something that was sent."""
-        ...
-
-    def expects(self, peer: int) -> bool:
-        """Say whether pieces of a message are to come from a peer."""
-        ...
-
-
-# What a path is: one connection to a peer on one rail, in order and reliable as long as it lasts.
-
-
-class Path(ABC):
-    """A connection: it asks its link for frames to send, and hands it those that arrive."""
-
-    def __init__(self, key: Key) -> None:
-        """Be the path of this rail and generation."""
-        self.key = key
-        self.urgent: deque[tuple[int, Payload]] = deque()
-        """What goes ahead of everything else: kind and payload of frames out of sequence."""
-        self.asked = 0.0
-        """When it was asked for a sign of life last."""
-        self.since = time.monotonic()
-        """When it was made."""
-
-    def urge(self, kind: int, payload: Payload = b"") -> None:
-        """Send a frame out of sequence as soon as can be."""
-        self.urgent.append((kind, payload))
-        self.wake()
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Take notice that the link has something to send; nothing is sent before the caller is through."""
-
-    @abstractmethod
-    def heard(self, now: float) -> float:
-        """Return when there was a sign of life last."""
-
-    @abstractmethod
-    def fault(self) -> str | None:
-        """Say why it cannot work, if this end knows: its device has no carrier."""
-
-    @abstractmethod
-    def close(self, quiet: Callable[[], None]) -> None:
-        """Let go of the connection, and hand on nothing more.
-
-        Call `quiet` once, now or later: when nothing can be written to the callers' memory any more, nor read from it.
-        """
-
-    def fade(self) -> None:  # noqa: B027
-        """Go on with that, if it is not over yet: called now and then."""
+                self.drop_path(path, fault)
+            elif liveness == SUSPECT:
+                path.probed = now
+                path.send_urgent(PING)
+            elif liveness == DEAD:
+                self.drop_path(path, f"no sign of life for {now - path.last_seen(now):.2f} s")

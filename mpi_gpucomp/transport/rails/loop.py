@@ -1,7 +1,7 @@
-"""The thread that moves what is on sockets: one for all communicators of a process.
+"""The event loop of the rails: one thread for all communicators of a process.
 
-All that belongs to rails is looked at and changed under one lock, which the thread holds only while it works. Whoever
-has something to send tries it at once, and leaves the rest to the thread.
+All state of the rails is guarded by one lock, which the thread holds only while it works. A caller that sends tries the
+socket at once, and leaves the rest to the thread.
 """
 
 from __future__ import annotations
@@ -17,67 +17,67 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Ready = Callable[[bool, bool], None]
+    OnReady = Callable[[bool, bool], None]
 
-__all__ = ["Loop", "leave", "shared"]
+__all__ = ["EventLoop", "acquire", "release"]
 
 _log = logging.getLogger("mpi_gpucomp")
 _READ, _WRITE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR, select.EPOLLOUT
 
 
-class _Watched(Protocol):
+class _HasFileno(Protocol):
     def fileno(self) -> int:
-        """Return what is polled."""
+        """Return the file descriptor to poll."""
 
 
-class _Flushed(Protocol):
+class _Flushable(Protocol):
     def flush(self) -> None:
-        """Send what there is."""
+        """Send what is queued."""
 
 
-class Loop:
-    """Sockets and the like, and who is told when they are ready."""
+class EventLoop:
+    """File descriptors and timers, and their callbacks."""
 
     def __init__(self) -> None:
         """Start the thread."""
         self.lock = threading.RLock()
         self._poll, self._wake = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
-        self._ready: dict[int, Ready] = {}
+        self._callbacks: dict[int, OnReady] = {}
         self._masks: dict[int, int] = {}
-        self._dirty: dict[_Flushed, None] = {}
-        self._ticks: dict[Callable[[float], None], float] = {}
-        self._again: list[Callable[[], None]] = []
+        self._dirty: dict[_Flushable, None] = {}
+        self._timers: dict[Callable[[float], None], float] = {}
+        self._soon: list[Callable[[], None]] = []
         self.users = 0
-        self.when_broken: list[Callable[[Exception], None]] = []
-        """Who is told of a mistake in here, which would otherwise be silence."""
-        self._ending = False
+        self.on_error: list[Callable[[Exception], None]] = []
+        """Called with an unexpected exception in the thread, which would otherwise go unnoticed."""
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="gpucomp-rails", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock, and send in the end what has come up meanwhile."""
+    def locked(self) -> Iterator[None]:
+        """Hold the lock, and flush before releasing it."""
         with self.lock:
             yield
             self._flush()
 
-    def watch(self, connection: _Watched, ready: Ready, *, writing: bool = False) -> None:
-        """Call `ready` with whether a socket can be read and written, from now on."""
+    def register(self, connection: _HasFileno, on_ready: OnReady, *, writing: bool = False) -> None:
+        """Call `on_ready(readable, writable)` whenever a descriptor is ready."""
         number, mask = connection.fileno(), select.EPOLLIN | (_WRITE if writing else 0)
-        if number not in self._ready:
+        if number not in self._callbacks:
             self._poll.register(number, mask)
         elif self._masks[number] != mask:
             self._poll.modify(number, mask)
-        self._ready[number], self._masks[number] = ready, mask
+        self._callbacks[number], self._masks[number] = on_ready, mask
 
-    def forget(self, connection: _Watched) -> None:
-        """Watch a socket no more; it is about to be closed."""
-        if self._ready.pop(connection.fileno(), None) is not None:
+    def unregister(self, connection: _HasFileno) -> None:
+        """Stop polling a descriptor that is about to be closed."""
+        if self._callbacks.pop(connection.fileno(), None) is not None:
             self._poll.unregister(connection.fileno())
 
-    def to_flush(self, path: _Flushed) -> None:
-        """Let a path send when whoever holds the lock is through."""
+    def schedule_flush(self, path: _Flushable) -> None:
+        """Flush a path when the current holder releases the lock."""
         self._dirty[path] = None
 
     def _flush(self) -> None:
@@ -86,54 +86,54 @@ class Loop:
             del self._dirty[path]
             path.flush()
 
-    def again(self, work: Callable[[], None]) -> None:
-        """Call something once more when the others have had their turn."""
-        self._again.append(work)
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Call a function once, after the other ready descriptors."""
+        self._soon.append(work)
         if threading.current_thread() is not self._thread:
             os.eventfd_write(self._wake, 1)
 
-    def every(self, seconds: float, tick: Callable[[float], None]) -> None:
-        """Call something again and again."""
-        self._ticks[tick] = seconds
+    def call_every(self, seconds: float, tick: Callable[[float], None]) -> None:
+        """Call a function periodically."""
+        self._timers[tick] = seconds
         os.eventfd_write(self._wake, 1)
 
-    def no_more(self, tick: Callable[[float], None]) -> None:
-        """Call it no more."""
-        self._ticks.pop(tick, None)
+    def cancel_timer(self, tick: Callable[[float], None]) -> None:
+        """Stop calling a function."""
+        self._timers.pop(tick, None)
 
     def _run(self) -> None:
         due = time.monotonic()
-        while not self._ending:
-            pause = min(self._ticks.values(), default=1.0)
-            patience = 0.0 if self._again else max(0.0, min(due + pause - time.monotonic(), pause))
-            found = self._poll.poll(patience)
+        while not self._stopping:
+            period = min(self._timers.values(), default=1.0)
+            timeout = 0.0 if self._soon else max(0.0, min(due + period - time.monotonic(), period))
+            ready = self._poll.poll(timeout)
             try:
-                with self.held():
-                    due = self._turn(found, due, pause)
+                with self.locked():
+                    due = self._dispatch(ready, due, period)
             except Exception as error:
-                _log.exception("rails: a mistake of ours")
-                for tell in list(self.when_broken):
-                    tell(error)
+                _log.exception("rails: internal error")
+                for report in list(self.on_error):
+                    report(error)
 
-    def _turn(self, found: list[tuple[int, int]], due: float, pause: float) -> float:
-        waiting, self._again = self._again, []
-        for work in waiting:
+    def _dispatch(self, ready: list[tuple[int, int]], due: float, period: float) -> float:
+        soon, self._soon = self._soon, []
+        for work in soon:
             work()
-        for number, mask in found:
+        for number, mask in ready:
             if number == self._wake:
                 os.eventfd_read(self._wake)
-            elif (ready := self._ready.get(number)) is not None:
-                ready(bool(mask & _READ), bool(mask & _WRITE))
+            elif (on_ready := self._callbacks.get(number)) is not None:
+                on_ready(bool(mask & _READ), bool(mask & _WRITE))
         now = time.monotonic()
-        if now < due + pause:
+        if now < due + period:
             return due
-        for tick in list(self._ticks):
+        for tick in list(self._timers):
             tick(now)
         return now
 
-    def end(self) -> None:
-        """End the thread and let go of everything."""
-        self._ending = True
+    def stop(self) -> None:
+        """End the thread and close the descriptors."""
+        self._stopping = True
         os.eventfd_write(self._wake, 1)
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -141,22 +141,22 @@ class Loop:
             os.close(self._wake)
 
 
-_shared: Loop | None = None
+_shared: EventLoop | None = None
 _guard = threading.Lock()
 
 
-def shared() -> Loop:
-    """Return the loop of this process, for one more who uses it and calls `leave` in the end."""
+def acquire() -> EventLoop:
+    """Return the process's event loop, started on first use; pair it with `release`."""
     global _shared
     with _guard:
         if _shared is None:
-            _shared = Loop()
+            _shared = EventLoop()
         _shared.users += 1
         return _shared
 
 
-def leave(loop: Loop) -> None:
-    """Use the loop no more; the last one ends it."""
+def release(loop: EventLoop) -> None:
+    """Stop using the event loop; the last user stops it."""
     global _shared
     with _guard:
         loop.users -= 1
@@ -164,4 +164,4 @@ def leave(loop: Loop) -> None:
         if last and _shared is loop:
             _shared = None
     if last:
-        loop.end()
+        loop.stop()

@@ -1,8 +1,8 @@
 """Messages between ranks, matched by peer and tag, in order.
 
-A short message is sent at once, in a copy, and kept at the other end until somebody asks for it. Of a long one word is
-sent first. Once the receiver has room the sender's memory goes there piece by piece, with no copy in between: out of
-the caller's buffer into the other caller's. The sender may use its memory again when all of it has arrived.
+A short message is sent eagerly, as a copy, and kept by the receiver until a receive matches it. A long one uses a
+rendezvous: the sender announces it (RTS), the receiver answers once a receive has matched (CTS), and segments go from
+the sender's buffer into the receiver's without a copy in between. The send completes when all of it has arrived.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.errors import BufferSpecError
 from mpi_gpucomp.transport.base import Transfer
-from mpi_gpucomp.transport.rails.frames import ANNOUNCE, DATA, EAGER, GRANT, LETTER, LOST, Item
+from mpi_gpucomp.transport.rails.sequence import ABORT, CONTROL, CTS, DATA, EAGER, RTS, Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from mpi_gpucomp.transport.rails.frames import Header, Payload
+    from mpi_gpucomp.transport.rails.sequence import PacketHeader, Payload
 
-__all__ = ["EAGER_BYTES", "PIECE_BYTES", "Copies", "Messages", "Receiving", "Sending"]
+__all__ = ["EAGER_BYTES", "RAIL_SEGMENT_BYTES", "Copies", "RailRecv", "RailSend", "TagMatcher"]
 
 EAGER_BYTES = 1 << 14
-"""The longest message that is sent at once."""
-PIECE_BYTES = 1 << 20
-"""Long ones travel in pieces of so many bytes."""
+"""The longest message that is sent eagerly."""
+RAIL_SEGMENT_BYTES = 1 << 20
+"""Bytes of the segments of longer messages."""
 
 
 class Copies(NamedTuple):
-    """Copies of messages that were made on their way within a rank."""
+    """Copies of messages made within a rank."""
 
     times: int
     nbytes: int
 
 
-class _Transfer(Transfer):
-    """A message under way."""
+class _RailTransfer(Transfer):
+    """A message in flight."""
 
-    def __init__(self, messages: Messages, peer: int, tag: int, memory: memoryview) -> None:
-        self.messages, self.peer, self.tag, self.memory = messages, peer, tag, memory
+    def __init__(self, matcher: TagMatcher, peer: int, tag: int, memory: memoryview) -> None:
+        self.matcher, self.peer, self.tag, self.memory = matcher, peer, tag, memory
         self.nbytes = 0
         self.finished = False
         self.error: Exception | None = None
 
     def done(self) -> bool:
-        """Look; raise what went wrong."""
-        fault = self.messages.fault(self.peer)  # before the look: what has arrived until then counts
+        """Return True if the transfer has completed; raise its error."""
+        fault = self.matcher.fault(self.peer)  # before the test: what has arrived until then counts
         if self.finished:
             if self.error is not None:
                 raise self.error
@@ -56,230 +56,230 @@ class _Transfer(Transfer):
         return False
 
 
-class Sending(_Transfer):
-    """A message that is sent."""
+class RailSend(_RailTransfer):
+    """A posted send."""
 
-    def __init__(self, messages: Messages, peer: int, tag: int, memory: memoryview) -> None:
-        """Begin with its first byte."""
-        super().__init__(messages, peer, tag, memory)
-        self.nbytes, self._drawn, self._arrived = len(memory), 0, 0
+    def __init__(self, matcher: TagMatcher, peer: int, tag: int, memory: memoryview) -> None:
+        """Start at the first byte."""
+        super().__init__(matcher, peer, tag, memory)
+        self.nbytes, self._sent, self._acked = len(memory), 0, 0
         self.number = 0
 
-    def draw(self) -> tuple[Item, bool]:
-        """Return the next piece, and whether it is the last."""
-        start, self._drawn = self._drawn, min(self.nbytes, self._drawn + PIECE_BYTES)
-        return Item(DATA, self.memory[start : self._drawn], self.number, start, self), self._drawn == self.nbytes
+    def next_segment(self) -> tuple[Outgoing, bool]:
+        """Return the next segment, and whether it is the last."""
+        start, self._sent = self._sent, min(self.nbytes, self._sent + RAIL_SEGMENT_BYTES)
+        return Outgoing(DATA, self.memory[start : self._sent], self.number, start, self), self._sent == self.nbytes
 
-    def arrive(self, nbytes: int) -> None:
-        """Count what has arrived."""
-        self._arrived += nbytes
-        self.finished = self._arrived == self.nbytes
+    def on_acked(self, nbytes: int) -> None:
+        """Count bytes that have arrived."""
+        self._acked += nbytes
+        self.finished = self._acked == self.nbytes
 
     def cancel(self) -> bool:
-        """Refuse: a send is not taken back."""
+        """Refuse: sends are not cancelled."""
         return False
 
 
-class Receiving(_Transfer):
-    """Room for a message."""
+class RailRecv(_RailTransfer):
+    """A posted receive."""
 
     _left = 0
 
     def expect(self, nbytes: int) -> None:
-        """Be about to receive so many bytes; what does not fit goes nowhere, and is an error in the end."""
+        """Prepare for a message; one that is too long is received elsewhere, and is an error on completion."""
         self.nbytes = self._left = nbytes
         if nbytes > len(self.memory):
             self.error = BufferSpecError(
                 f"message from rank {self.peer}, tag {self.tag}",
                 expected=f"at most {len(self.memory)} bytes",
                 got=f"{nbytes}",
-                remedy="Make room for as much as is sent.",
-                rank=self.messages.rank,
+                remedy="Pass a receive buffer as large as the message.",
+                rank=self.matcher.rank,
             )
             self.memory = memoryview(bytearray(nbytes))
 
     def fill(self, payload: Payload) -> None:
-        """Take a short message as a whole."""
+        """Receive a short message by a copy."""
         self.expect(len(payload))
         self.memory[: len(payload)] = payload
-        self.messages.count_copy(len(payload))
-        self.land(len(payload))
+        self.matcher.count_copy(len(payload))
+        self.on_received(len(payload))
 
-    def land(self, nbytes: int) -> None:
-        """Count what has arrived."""
+    def on_received(self, nbytes: int) -> None:
+        """Count bytes that have arrived."""
         self._left -= nbytes
         if not self._left:
-            self.messages.bytes_received += self.nbytes
+            self.matcher.bytes_received += self.nbytes
             self.finished = True
 
     def cancel(self) -> bool:
-        """Take the receive back, unless a message has been found for it."""
-        with self.messages.held():
-            return self.messages.withdraw(self)
+        """Cancel the receive unless a message has matched it."""
+        with self.matcher.locked():
+            return self.matcher.cancel(self)
 
 
-class _Arrival(NamedTuple):
-    """A message that nobody has asked for yet: the whole of it, or word of it."""
+class _Unexpected(NamedTuple):
+    """A message that no receive has matched yet: its payload, or its RTS."""
 
     payload: Payload | None
     number: int
     nbytes: int
-    local: Sending | None = None
+    local: RailSend | None = None
     rail: int = 0
 
 
-class Messages:
-    """The messages and letters of one rank. Whoever calls holds the lock of the loop."""
+class TagMatcher:
+    """The messages and control messages of one rank. Callers hold the event loop's lock."""
 
     def __init__(
         self,
         rank: int,
-        post: Callable[[int, Item], None],
+        post: Callable[[int, Outgoing], None],
         wake: Callable[[int], None],
-        held: Callable[[], AbstractContextManager[None]],
+        locked: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Send by `post`; `wake` says that there is something to draw for a peer; `held` holds the lock."""
-        self.rank, self._post, self._wake, self.held = rank, post, wake, held
-        self.letters: deque[tuple[int, bytes] | str] = deque()
-        """Letters and who left them; a text says that the ranks have lost each other."""
+        """Send with `post`; `wake` announces segments to a peer's link; `locked` takes the lock."""
+        self.rank, self._post, self._wake, self.locked = rank, post, wake, locked
+        self.control: deque[tuple[int, bytes] | str] = deque()
+        """Received control messages with their senders; a string is the reason of an ABORT."""
         self.fault: Callable[[int], Exception | None] = lambda peer: None
-        """Says why nothing will come from a peer any more."""
+        """Returns why a peer cannot be reached any more."""
         self.bytes_received = 0
         self.copies = Copies(0, 0)
         self._numbers: defaultdict[int, int] = defaultdict(int)
-        self._announced: dict[tuple[int, int], Sending] = {}
-        self._granted: defaultdict[int, deque[Sending]] = defaultdict(deque)
-        self._waiting: defaultdict[tuple[int, int], deque[Receiving]] = defaultdict(deque)
-        self._unasked: defaultdict[tuple[int, int], deque[_Arrival]] = defaultdict(deque)
-        self._arriving: dict[tuple[int, int], Receiving] = {}
+        self._announced: dict[tuple[int, int], RailSend] = {}
+        self._cleared: defaultdict[int, deque[RailSend]] = defaultdict(deque)
+        self._posted: defaultdict[tuple[int, int], deque[RailRecv]] = defaultdict(deque)
+        self._unexpected: defaultdict[tuple[int, int], deque[_Unexpected]] = defaultdict(deque)
+        self._arriving: dict[tuple[int, int], RailRecv] = {}
 
     def count_copy(self, nbytes: int) -> None:
         """Count a copy."""
         self.copies = Copies(self.copies.times + 1, self.copies.nbytes + nbytes)
 
-    # What the caller asks for
+    # Called by the transport
 
-    def send(self, peer: int, tag: int, memory: memoryview) -> Sending:
-        """Start to send."""
-        sending = Sending(self, peer, tag, memory)
-        short = len(memory) <= EAGER_BYTES
-        payload = bytes(memory) if short else None
-        if short:
+    def send(self, peer: int, tag: int, memory: memoryview) -> RailSend:
+        """Post a send."""
+        send = RailSend(self, peer, tag, memory)
+        eager = len(memory) <= EAGER_BYTES
+        payload = bytes(memory) if eager else None
+        if eager:
             self.count_copy(len(memory))
-            sending.finished = True
+            send.finished = True
         if peer == self.rank:
-            self._arrive(peer, tag, _Arrival(payload, 0, len(memory), sending))
+            self._arrive(peer, tag, _Unexpected(payload, 0, len(memory), send))
         elif payload is not None:
-            self._post(peer, Item(EAGER, payload, tag, owner=sending))
+            self._post(peer, Outgoing(EAGER, payload, tag, owner=send))
         else:
-            self._announce(sending)
-        return sending
+            self._announce(send)
+        return send
 
-    def _announce(self, sending: Sending) -> None:
-        self._numbers[sending.peer] += 1
-        sending.number = self._numbers[sending.peer]
-        self._announced[sending.peer, sending.number] = sending
-        self._post(sending.peer, Item(ANNOUNCE, sending.number.to_bytes(8, "little"), sending.tag, sending.nbytes))
+    def _announce(self, send: RailSend) -> None:
+        self._numbers[send.peer] += 1
+        send.number = self._numbers[send.peer]
+        self._announced[send.peer, send.number] = send
+        self._post(send.peer, Outgoing(RTS, send.number.to_bytes(8, "little"), send.tag, send.nbytes))
 
-    def receive(self, peer: int, tag: int, memory: memoryview) -> Receiving:
-        """Start to receive."""
-        receiving = Receiving(self, peer, tag, memory)
-        probe_any = self._unasked[peer, tag]
-        if probe_any:
-            self._meet(receiving, probe_any.popleft())
+    def receive(self, peer: int, tag: int, memory: memoryview) -> RailRecv:
+        """Post a receive."""
+        receive = RailRecv(self, peer, tag, memory)
+        unexpected = self._unexpected[peer, tag]
+        if unexpected:
+            self._match(receive, unexpected.popleft())
         else:
-            self._waiting[peer, tag].append(receiving)
-        return receiving
+            self._posted[peer, tag].append(receive)
+        return receive
 
-    def withdraw(self, receiving: Receiving) -> bool:
-        """Take a receive back that nothing was found for."""
-        waiting = self._waiting[receiving.peer, receiving.tag]
-        if receiving not in waiting:
+    def cancel(self, receive: RailRecv) -> bool:
+        """Cancel a receive that no message has matched."""
+        posted = self._posted[receive.peer, receive.tag]
+        if receive not in posted:
             return False
-        waiting.remove(receiving)
+        posted.remove(receive)
         return True
 
     def probe_any(self) -> int | None:
-        """Return the tag of a message that nobody has asked for."""
-        return next((tag for (_, tag), arrivals in self._unasked.items() if arrivals), None)
+        """Return the tag of an unexpected message."""
+        return next((tag for (_, tag), messages in self._unexpected.items() if messages), None)
 
-    def discard(self, peer: int, tag: int) -> Receiving | None:
-        """Receive a message that nobody has asked for into memory of its own."""
-        probe_any = self._unasked[peer, tag]
-        return self.receive(peer, tag, memoryview(bytearray(probe_any[0].nbytes))) if probe_any else None
+    def discard(self, peer: int, tag: int) -> RailRecv | None:
+        """Receive an unexpected message into temporary memory."""
+        unexpected = self._unexpected[peer, tag]
+        return self.receive(peer, tag, memoryview(bytearray(unexpected[0].nbytes))) if unexpected else None
 
-    # What peers send
+    # Called by the links
 
-    def heard(self, peer: int, header: Header, payload: Payload, rail: int) -> None:
-        """Take what has arrived in its turn."""
+    def on_packet(self, peer: int, header: PacketHeader, payload: Payload, rail: int) -> None:
+        """Handle a packet in sequence."""
         if header.kind == EAGER:
-            self._arrive(peer, header.message, _Arrival(payload, 0, len(payload), rail=rail))
-        elif header.kind == ANNOUNCE:
-            self._arrive(peer, header.message, _Arrival(None, int.from_bytes(payload, "little"), header.offset))
-        elif header.kind == GRANT:
-            self._granted[peer].append(self._announced.pop((peer, header.message)))
+            self._arrive(peer, header.message, _Unexpected(payload, 0, len(payload), rail=rail))
+        elif header.kind == RTS:
+            self._arrive(peer, header.message, _Unexpected(None, int.from_bytes(payload, "little"), header.offset))
+        elif header.kind == CTS:
+            self._cleared[peer].append(self._announced.pop((peer, header.message)))
             self._wake(peer)
-        elif header.kind == LETTER:
-            self.letters.append((peer, bytes(payload)))
-        elif header.kind == LOST:
-            self.letters.append(bytes(payload).decode(errors="replace"))
+        elif header.kind == CONTROL:
+            self.control.append((peer, bytes(payload)))
+        elif header.kind == ABORT:
+            self.control.append(bytes(payload).decode(errors="replace"))
 
-    def _arrive(self, peer: int, tag: int, arrival: _Arrival) -> None:
-        waiting = self._waiting[peer, tag]
-        if waiting:
-            self._meet(waiting.popleft(), arrival)
+    def _arrive(self, peer: int, tag: int, message: _Unexpected) -> None:
+        posted = self._posted[peer, tag]
+        if posted:
+            self._match(posted.popleft(), message)
         else:
-            self._unasked[peer, tag].append(arrival)
+            self._unexpected[peer, tag].append(message)
 
-    def _meet(self, receiving: Receiving, arrival: _Arrival) -> None:
-        """Let a message be received where there is room for it."""
-        if arrival.payload is not None:
-            receiving.rail = arrival.rail
-            receiving.fill(arrival.payload)
-        elif arrival.local is not None:
-            receiving.fill(arrival.local.memory)
-            arrival.local.finished = True
+    def _match(self, receive: RailRecv, message: _Unexpected) -> None:
+        """Receive a message into a posted buffer."""
+        if message.payload is not None:
+            receive.rail = message.rail
+            receive.fill(message.payload)
+        elif message.local is not None:
+            receive.fill(message.local.memory)
+            message.local.finished = True
         else:
-            receiving.expect(arrival.nbytes)
-            self._arriving[receiving.peer, arrival.number] = receiving
-            self._post(receiving.peer, Item(GRANT, message=arrival.number))
+            receive.expect(message.nbytes)
+            self._arriving[receive.peer, message.number] = receive
+            self._post(receive.peer, Outgoing(CTS, message=message.number))
 
-    def draw(self, peer: int) -> Item | None:
-        """Return the next piece of the first message that a peer has room for."""
-        granted = self._granted[peer]
-        if not granted:
+    def next_segment(self, peer: int) -> Outgoing | None:
+        """Return the next segment of the first message that a peer has cleared."""
+        cleared = self._cleared[peer]
+        if not cleared:
             return None
-        item, last = granted[0].draw()
+        segment, last = cleared[0].next_segment()
         if last:
-            granted.popleft()
-        return item
+            cleared.popleft()
+        return segment
 
-    def room(self, peer: int, header: Header) -> memoryview | None:
-        """Return where a piece goes."""
-        receiving = self._arriving.get((peer, header.message))
-        if receiving is None or header.offset + header.length > receiving.nbytes:
+    def segment_buffer(self, peer: int, header: PacketHeader) -> memoryview | None:
+        """Return the destination of a segment; None if no receive expects it."""
+        receive = self._arriving.get((peer, header.message))
+        if receive is None or header.offset + header.length > receive.nbytes:
             return None
-        return receiving.memory[header.offset : header.offset + header.length]
+        return receive.memory[header.offset : header.offset + header.length]
 
-    def landed(self, peer: int, header: Header, rail: int) -> None:
-        """Count a piece that is there."""
-        receiving = self._arriving.get((peer, header.message))
-        if receiving is not None:
-            receiving.rail = rail
-            receiving.land(header.length)
-            if receiving.finished:
+    def on_segment(self, peer: int, header: PacketHeader, rail: int) -> None:
+        """Count a segment that has arrived, and note its rail."""
+        receive = self._arriving.get((peer, header.message))
+        if receive is not None:
+            receive.rail = rail
+            receive.on_received(header.length)
+            if receive.finished:
                 del self._arriving[peer, header.message]
 
-    def left(self, item: Item, rail: int) -> None:
-        """Let a message know which rail the last of it takes."""
-        if isinstance(item.owner, Sending):
+    def on_sent(self, item: Outgoing, rail: int) -> None:
+        """Note the rail of a packet that is sent."""
+        if isinstance(item.owner, RailSend):
             item.owner.rail = rail
 
-    def arrived(self, item: Item) -> None:
-        """Count a piece that the peer has."""
-        if isinstance(item.owner, Sending) and item.kind == DATA:
-            item.owner.arrive(len(item.payload))
+    def on_acked(self, item: Outgoing) -> None:
+        """Count a segment that the peer has acked."""
+        if isinstance(item.owner, RailSend) and item.kind == DATA:
+            item.owner.on_acked(len(item.payload))
 
-    def expects(self, peer: int) -> bool:
-        """Say whether pieces are to come from a peer."""
+    def is_receiving(self, peer: int) -> bool:
+        """Return True if segments of a message are expected from a peer."""
         return any(sender == peer for sender, _ in self._arriving)

@@ -1,7 +1,7 @@
 """A path over a TCP socket, bound to one device.
 
-Frames are sent from the caller's memory and received into it: the kernel's copies are the only ones. The kernel is kept
-from taking much more than the wire does, so that what is urgent is not behind megabytes of what is not.
+Packets are sent from the caller's memory and received into it: the kernel's copies are the only ones. The unsent bytes
+in the kernel are limited, so that urgent packets do not queue behind megabytes of data.
 """
 
 from __future__ import annotations
@@ -11,125 +11,120 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.transport.rails.frames import HEADER_BYTES, Header, broken
 from mpi_gpucomp.transport.rails.link import Path
+from mpi_gpucomp.transport.rails.sequence import HEADER_BYTES, PacketHeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.transport.rails.discovery import Rail
     from mpi_gpucomp.transport.rails.link import RailLink
-    from mpi_gpucomp.transport.rails.loop import Loop
-    from mpi_gpucomp.transport.rails.sequence import Key
+    from mpi_gpucomp.transport.rails.loop import EventLoop
+    from mpi_gpucomp.transport.rails.sequence import PathId
 
-__all__ = ["Confirmed", "TcpPath", "confirmed", "prepare"]
+__all__ = ["TcpInfo", "TcpPath", "set_socket_options", "tcp_info"]
 
-
-# What the kernel knows of a connection: what the other kernel has confirmed, whatever its process does.
-
+UNSENT_BYTES = 1 << 20
+"""What the kernel accepts beyond the bytes in flight."""
+BATCH_BUFFERS, BATCH_BYTES = 16, 1 << 20
+"""What is handed to the kernel in one call."""
+READ_BYTES = 1 << 22
+"""What is read from one path before the others are served."""
+CLOCK_SLACK = 0.01
+"""Seconds that the kernel's clock may lag."""
+_EMPTY = memoryview(bytearray())
 _INFO = struct.Struct("<24xI28xI84xI")
-"""Where the three are in struct tcp_info."""
+"""The fields of `TcpInfo` in struct tcp_info."""
 
 
-class Confirmed(NamedTuple):
-    """How far what was sent has got."""
+class TcpInfo(NamedTuple):
+    """What the peer's kernel has acknowledged, independent of its process."""
 
     unacked: int
-    """Segments that the other kernel has not confirmed."""
+    """TCP segments in flight."""
     last_ack: int
-    """Milliseconds since it confirmed something."""
+    """Milliseconds since the last acknowledgement."""
     unsent: int
     """Bytes that have not left yet."""
 
 
-def confirmed(connection: socket.socket) -> Confirmed | None:
-    """Ask; None of a connection that is closed."""
+def tcp_info(connection: socket.socket) -> TcpInfo | None:
+    """Query the kernel; return None for a closed connection."""
     if connection.fileno() < 0:
         return None
     try:
-        return Confirmed(*_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)))
+        return TcpInfo(*_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)))
     except OSError:
         return None
 
 
-UNSENT_BYTES = 1 << 20
-"""What the kernel takes beyond what is on the wire."""
-BATCH_FRAMES, BATCH_BYTES = 16, 1 << 20
-"""What is handed to the kernel at once."""
-READ_BYTES = 1 << 22
-"""What is read from one path before the others have their turn."""
-SLACK = 0.01
-"""Seconds that the kernel's clocks may be behind."""
-_NOTHING = memoryview(bytearray())
-
-
-def prepare(connection: socket.socket) -> None:
-    """Set what a connection needs to be a path."""
+def set_socket_options(connection: socket.socket) -> None:
+    """Set the options of a path's socket."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 class TcpPath(Path):
-    """A connection to a peer."""
+    """A socket to a peer."""
 
-    def __init__(self, key: Key, connection: socket.socket, rail: Rail, link: RailLink, loop: Loop) -> None:
-        """Take over a connection whose both ends know each other; it is read from now on."""
-        super().__init__(key)
+    def __init__(self, path_id: PathId, connection: socket.socket, rail: Rail, link: RailLink, loop: EventLoop) -> None:
+        """Take over an authenticated connection and start to read it."""
+        super().__init__(path_id)
         self._socket, self._rail, self._link, self._loop = connection, rail, link, loop
-        self._heard = time.monotonic()
-        self._leaving: list[memoryview] = []
+        self._last_seen = time.monotonic()
+        self._unsent: list[memoryview] = []
         self._blocked = False
-        self._head = memoryview(bytearray(HEADER_BYTES))
-        self._got = 0
-        self._header: Header | None = None
-        self._room: memoryview | None = None
-        """Where the payload goes that is being read; None to throw it away."""
-        self._left = _NOTHING
-        loop.watch(connection, self._ready)
+        self._header_buffer = memoryview(bytearray(HEADER_BYTES))
+        self._header_got = 0
+        self._header: PacketHeader | None = None
+        self._payload: memoryview | None = None
+        """The buffer of the payload being read; None to discard it."""
+        self._left = _EMPTY
+        loop.register(connection, self._on_ready)
 
     @property
     def open(self) -> bool:
-        """Say whether it has not been closed."""
+        """Return True if it has not been closed."""
         return self._socket.fileno() >= 0
 
-    # Out
+    # Sending
 
     def wake(self) -> None:
-        """Be flushed when the caller is through."""
-        self._loop.to_flush(self)
+        """Schedule a flush."""
+        self._loop.schedule_flush(self)
 
     def flush(self) -> None:
-        """Send as much as the kernel takes."""
+        """Send as much as the kernel accepts."""
         try:
-            while self.open and not self._blocked and (self._leaving or self._batch()):
-                self._leaving = _behind(self._leaving, self._socket.sendmsg(self._leaving))
+            while self.open and not self._blocked and (self._unsent or self._batch()):
+                self._unsent = _advance(self._unsent, self._socket.sendmsg(self._unsent))
         except BlockingIOError:
             self._blocked = True
-            self._loop.watch(self._socket, self._ready, writing=True)
+            self._loop.register(self._socket, self._on_ready, writing=True)
         except OSError as error:
-            self._link.down(self, _said(error))
+            self._link.drop_path(self, _reason(error))
 
     def _batch(self) -> bool:
-        """Collect frames to be sent at once; say whether there are any."""
+        """Collect packets for one call; return False if there are none."""
         total = 0
-        while len(self._leaving) < BATCH_FRAMES and total < BATCH_BYTES:
-            taken = self._link.next(self)
+        while len(self._unsent) < BATCH_BUFFERS and total < BATCH_BYTES:
+            taken = self._link.next_packet(self)
             if taken is None:
                 break
             header, payload = taken
-            self._leaving.append(memoryview(header))
+            self._unsent.append(memoryview(header))
             if len(payload):
-                self._leaving.append(memoryview(payload))
+                self._unsent.append(memoryview(payload))
             total += len(payload)
-        return bool(self._leaving)
+        return bool(self._unsent)
 
-    # In
+    # Receiving
 
-    def _ready(self, readable: bool, writable: bool) -> None:
+    def _on_ready(self, readable: bool, writable: bool) -> None:
         if writable and self._blocked:
             self._blocked = False
-            self._loop.watch(self._socket, self._ready)
+            self._loop.register(self._socket, self._on_ready)
             self.wake()
         if readable:
             try:
@@ -137,71 +132,71 @@ class TcpPath(Path):
             except BlockingIOError:
                 pass
             except OSError as error:
-                self._link.down(self, _said(error))
-            self._link.answer(self)
+                self._link.drop_path(self, _reason(error))
+            self._link.send_ack(self)
 
     def _read(self) -> None:
         budget = READ_BYTES
         while budget > 0 and self.open:
-            # What is behind the payload is the next header: read both at once.
-            count, *_ = self._socket.recvmsg_into([self._left, self._head[self._got :]])
+            # The next header follows the payload: read both in one call.
+            count, *_ = self._socket.recvmsg_into([self._left, self._header_buffer[self._header_got :]])
             if not count:
-                self._link.down(self, "the peer has closed it")
+                self._link.drop_path(self, "closed by the peer")
                 return
-            self._heard = time.monotonic()
+            self._last_seen = time.monotonic()
             budget -= count
             taken = min(count, len(self._left))
             self._left = self._left[taken:]
-            self._got += count - taken
+            self._header_got += count - taken
             if self._header is not None and not self._left:
-                self._end_frame()
-            if self._header is None and self._got == HEADER_BYTES and self.open:
-                self._begin_frame()
+                self._end_packet()
+            if self._header is None and self._header_got == HEADER_BYTES and self.open:
+                self._begin_packet()
 
-    def _begin_frame(self) -> None:
-        header = Header.read(self._head)
-        self._got = 0
-        if broken(header):
-            self._link.down(self, "what arrives is not of this protocol")
+    def _begin_packet(self) -> None:
+        header = PacketHeader.unpack(self._header_buffer)
+        self._header_got = 0
+        if header.malformed:
+            self._link.drop_path(self, "malformed packet header")
             return
-        self._header, self._room = header, self._link.accept(self, header)
-        self._left = self._room if self._room is not None else memoryview(bytearray(header.length))
+        self._header, self._payload = header, self._link.accept(self, header)
+        self._left = self._payload if self._payload is not None else memoryview(bytearray(header.length))
         if not header.length:
-            self._end_frame()
+            self._end_packet()
 
-    def _end_frame(self) -> None:
-        header, room, self._header, self._room = self._header, self._room, None, None
+    def _end_packet(self) -> None:
+        header, payload, self._header, self._payload = self._header, self._payload, None, None
         assert header is not None
-        self._link.take(self, header, room)
+        self._link.on_packet(self, header, payload)
 
-    # Health
+    # Liveness
 
-    def heard(self, now: float) -> float:
-        """Take the kernel's word too: what it has confirmed has crossed the network, whatever its process does."""
-        known = confirmed(self._socket)
-        if known is None:
-            return self._heard
-        if not (known.unacked or known.unsent or self._leaving or self.urgent) and self.asked > self._heard:
-            self._heard = now  # the question has got there
-        elif known.unacked:
-            self._heard = max(self._heard, min(now, now - known.last_ack / 1000 + SLACK))
-        return self._heard
+    def last_seen(self, now: float) -> float:
+        """Count acknowledgements of the peer's kernel too: they prove the path, whatever the peer's process does."""
+        info = tcp_info(self._socket)
+        if info is None:
+            return self._last_seen
+        if not (info.unacked or info.unsent or self._unsent or self.urgent) and self.probed > self._last_seen:
+            self._last_seen = now  # the probe has arrived
+        elif info.unacked:
+            self._last_seen = max(self._last_seen, min(now, now - info.last_ack / 1000 + CLOCK_SLACK))
+        return self._last_seen
 
     def fault(self) -> str | None:
-        """Ask the device for its carrier."""
+        """Check the device's carrier."""
         return None if self._rail.has_carrier() else f"{self._rail.name} has no carrier"
 
-    def close(self, quiet: Callable[[], None]) -> None:
-        """Close the socket: it is quiet at once, and what the kernel has not sent yet is thrown away."""
+    def close(self, on_closed: Callable[[], None]) -> None:
+        """Close the socket, which takes effect at once; unsent bytes are dropped."""
         if self.open:
-            self._loop.forget(self._socket)
+            self._loop.unregister(self._socket)
             self._socket.close()
-        self._leaving, self._left, self._header = [], _NOTHING, None
-        quiet()
+        self._unsent, self._left, self._header = [], _EMPTY, None
+        on_closed()
 
 
-def _behind(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of buffers when so many bytes are taken off."""
+def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """Return the buffers without their first `count` bytes."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers.pop(0))
     if count:
@@ -209,5 +204,5 @@ def _behind(buffers: list[memoryview], count: int) -> list[memoryview]:
     return buffers
 
 
-def _said(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return (error.strerror or type(error).__name__).lower()

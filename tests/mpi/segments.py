@@ -1,6 +1,6 @@
-"""Run under mpirun on three ranks: messages in pieces between transports, in every manner that an engine asks for them.
+"""Run under mpirun on three ranks: segmented messages, used in every way an engine does.
 
-Rank 0 sends to rank 1, which sends on to rank 2.
+Rank 0 sends to rank 1, which relays to rank 2.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import math
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp.transport import segmented as cut
+from mpi_gpucomp.transport import segmented
 from mpi_gpucomp.transport.base import Transfer
 from mpi_gpucomp.transport.mpi import MpiTransport
 
 WORLD = MPI.COMM_WORLD
 RANK = WORLD.rank
-cut.MOST = 64
-CUT = cut.Segmentation(1000)
+segmented.MAX_SEGMENTS = 64
+SEGMENTATION = segmented.Segmentation(1000)
 LENGTHS = (0, 1, 935, 936, 937, 999, 1000, 1001, 1937, 1938, 1939, 5000, 64 * 1001 + 936, 64 * 1001 + 937, 90_000)
-"""Around the lengths at which there is one piece more, and beyond those that have enough pieces."""
-ROOM = 100_000
+"""Around the lengths that add a segment, and beyond the largest number of segments."""
+CAPACITY = 100_000
 KEPT: list[np.ndarray] = []
-"""What is sent, until the end."""
+"""Keeps the sent arrays alive."""
 
 
 def wait(transfer: Transfer) -> None:
@@ -40,56 +40,56 @@ def send(transport: MpiTransport, peer: int, tag: int, data: np.ndarray) -> Tran
 
 
 def receive(transport: MpiTransport, peer: int, tag: int) -> tuple[Transfer, np.ndarray]:
-    room = np.zeros(ROOM, np.uint8)
-    return transport.receive(peer, tag, room.ctypes.data, ROOM), room
+    buffer = np.zeros(CAPACITY, np.uint8)
+    return transport.receive(peer, tag, buffer.ctypes.data, CAPACITY), buffer
 
 
-def check(transfer: Transfer, room: np.ndarray, seed: int, nbytes: int) -> None:
+def check(transfer: Transfer, buffer: np.ndarray, seed: int, nbytes: int) -> None:
     assert transfer.nbytes == nbytes, (transfer.nbytes, nbytes)
-    assert (room[:nbytes] == values(seed, nbytes)).all(), (seed, nbytes)
-    assert not room[nbytes:].any(), "nothing else was written"
+    assert (buffer[:nbytes] == values(seed, nbytes)).all(), (seed, nbytes)
+    assert not buffer[nbytes:].any(), "nothing beyond the message was written"
 
 
 def in_any_order(transport: MpiTransport, order: int) -> None:
-    """Ask for the last message first, or the first; some are short, some whole, some cut."""
+    """Wait for the last message first, or the first; some are short, some whole, some segmented."""
     if RANK == 0:
         data = [values(seed, nbytes) for seed, nbytes in enumerate(LENGTHS)]
         for transfer in [send(transport, 1, 5, one) for one in data][::order]:
             wait(transfer)
     elif RANK == 1:
-        asked = [receive(transport, 0, 5) for _ in LENGTHS]
-        for transfer, _ in asked[::order]:
+        posted = [receive(transport, 0, 5) for _ in LENGTHS]
+        for transfer, _ in posted[::order]:
             wait(transfer)
-        for seed, ((transfer, room), nbytes) in enumerate(zip(asked, LENGTHS, strict=True)):
-            check(transfer, room, seed, nbytes)
+        for seed, ((transfer, buffer), nbytes) in enumerate(zip(posted, LENGTHS, strict=True)):
+            check(transfer, buffer, seed, nbytes)
 
 
-def sent_on(transport: MpiTransport) -> None:
-    """Send on what arrives while it does; what came in one piece is sent when it is there."""
+def relayed(transport: MpiTransport) -> None:
+    """Relay messages while they arrive; an unsegmented one is sent once it has arrived."""
     for seed, nbytes in enumerate(LENGTHS):
         if RANK == 0:
             data = values(seed, nbytes)
             wait(send(transport, 1, 6, data))
         elif RANK == 1:
-            transfer, room = receive(transport, 0, 6)
+            transfer, buffer = receive(transport, 0, 6)
             while not transfer.begun():
                 pass
             further = transport.relay(transfer, 2, 6)
-            # The last piece may follow the others by itself, and all that is left go with it.
+            # The last segment takes all that is left.
             assert (further is None) == (nbytes <= 936), nbytes
             wait(transfer)
-            check(transfer, room, seed, nbytes)
-            wait(further or transport.send(2, 6, room.ctypes.data, nbytes))
+            check(transfer, buffer, seed, nbytes)
+            wait(further or transport.send(2, 6, buffer.ctypes.data, nbytes))
         else:
-            transfer, room = receive(transport, 1, 6)
+            transfer, buffer = receive(transport, 1, 6)
             wait(transfer)
-            check(transfer, room, seed, nbytes)
+            check(transfer, buffer, seed, nbytes)
 
 
-def taken_back(transport: MpiTransport) -> None:
-    """Take back what nothing has come for; what was asked for before it still comes first."""
+def cancelled(transport: MpiTransport) -> None:
+    """Cancel unmatched receives; those posted before still match first."""
     if RANK == 1:
-        kept, room = receive(transport, 0, 7)
+        kept, buffer = receive(transport, 0, 7)
         others = [receive(transport, 0, 7) for _ in range(3)]
         assert all(transfer.cancel() for transfer, _ in others[::-1])
     WORLD.Barrier()
@@ -100,53 +100,53 @@ def taken_back(transport: MpiTransport) -> None:
         later, other = receive(transport, 0, 7)
         wait(later)
         wait(kept)
-        check(kept, room, 1, 5000)
+        check(kept, buffer, 1, 5000)
         check(later, other, 2, 5000)
         assert not kept.cancel()
 
 
-def thrown_away(transport: MpiTransport) -> None:
-    """Throw away what nobody wants, between two that somebody does."""
+def discarded(transport: MpiTransport) -> None:
+    """Discard an unexpected message between two that are received."""
     if RANK == 0:
         for transfer in [send(transport, 1, 8, values(seed, 5000 + seed)) for seed in range(3)]:
             wait(transfer)
     elif RANK == 1:
-        first, room = receive(transport, 0, 8)
+        first, buffer = receive(transport, 0, 8)
         wait(first)
-        check(first, room, 0, 5000)
-        while (unwanted := transport.discard(0, 8)) is None:
+        check(first, buffer, 0, 5000)
+        while (dropped := transport.discard(0, 8)) is None:
             pass
-        third, room = receive(transport, 0, 8)
+        third, buffer = receive(transport, 0, 8)
         wait(third)
-        check(third, room, 2, 5002)
-        wait(unwanted)
+        check(third, buffer, 2, 5002)
+        wait(dropped)
 
 
 def whole_where_fast(transport: MpiTransport) -> None:
-    """Cut until the wire is known, then not where it is fast."""
+    """Segment messages until the link's rate is known, then only if it is slow."""
     if RANK == 0:
-        for seed in range(2 * cut.WINDOW):
+        for seed in range(2 * segmented.WINDOW):
             transfer = send(transport, 1, 9, values(seed, 90_000))
-            assert (type(transfer).__name__ == "SentPieces") == (cut.SLOW > 0 or seed < cut.WINDOW), seed
+            assert (type(transfer).__name__ == "SegmentedSend") == (segmented.SLOW > 0 or seed < segmented.WINDOW), seed
             wait(transfer)
     elif RANK == 1:
-        for seed in range(2 * cut.WINDOW):
-            transfer, room = receive(transport, 0, 9)
+        for seed in range(2 * segmented.WINDOW):
+            transfer, buffer = receive(transport, 0, 9)
             wait(transfer)
-            check(transfer, room, seed, 90_000)
+            check(transfer, buffer, seed, 90_000)
 
 
 for slow in (math.inf, 0.0):
-    cut.SLOW = slow
-    made = MpiTransport(WORLD, CUT, frozenset(range(3)) - {RANK})
+    segmented.SLOW = slow
+    made = MpiTransport(WORLD, SEGMENTATION, frozenset(range(3)) - {RANK})
     whole_where_fast(made)
     for order in (1, -1):
         in_any_order(made, order)
     if slow:
-        sent_on(made)
-    taken_back(made)
-    thrown_away(made)
-    assert not made.latest, "nothing is kept of what is done"
+        relayed(made)
+    cancelled(made)
+    discarded(made)
+    assert not made.latest, "completed messages are forgotten"
     totals = WORLD.allgather((made.bytes_sent, made.bytes_received))
     assert sum(sent for sent, _ in totals) == sum(received for _, received in totals), totals
     made.close()

@@ -1,4 +1,4 @@
-"""Whether MPI takes GPU memory: what each source says, asked of libraries that a compiler has built."""
+"""Detection of GPU-aware MPI: each source of evidence, with libraries built by the C compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpi_gpucomp.transport.gpu_aware import GpuAwareness, by_kinds, by_library, 
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
-VERSIONS = {  # how libraries describe themselves, and what we make of it
+VERSIONS = {  # version strings, and the names derived from them
     "open": ("Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11\0", "Open MPI v5.0.11"),
     "mpich": ("MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n", "MPICH Version: 5.0.2"),
     "cray": (
@@ -25,7 +25,7 @@ VERSIONS = {  # how libraries describe themselves, and what we make of it
     ),
     "mvapich2": ("MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Device       :\tch3:mrail\n", "MVAPICH2 Version : 2.3.7"),
     "mvapich": ("MVAPICH Version:\t4.0\nMVAPICH Device:\tch4:ofi\n", "MVAPICH Version: 4.0"),
-    "silent": ("\0", "MPI"),
+    "unnamed": ("\0", "MPI"),
 }
 OPEN_MPI = VERSIONS["open"][0]
 
@@ -45,15 +45,15 @@ SOURCES = {
     "gpu:fails": GPU_QUERY.format(0, 12),
     "gpu:cuda+query:no": GPU_QUERY.format(0, 0) + QUERY.format(0),
 }
-QUERIED, GPU_QUERIED = "MPIX_Query_cuda_support() says", "MPIX_GPU_query_support() says"
-STAGED = "it does not say, so messages are staged through pinned memory"
+QUERIED, GPU_QUERIED = "MPIX_Query_cuda_support() reports", "MPIX_GPU_query_support() reports"
+STAGED = "no query function, so messages are staged through pinned memory"
 
 Build = Callable[..., str]
 
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Return a function that compiles C into a shared library, and says where it is."""
+    """Return a function that compiles C into a shared library and returns its path."""
     if shutil.which(COMPILER[0]) is None:
         pytest.skip(f"no C compiler at {COMPILER[0]}")
 
@@ -66,7 +66,7 @@ def build(tmp_path: Path) -> Build:
     return build
 
 
-def test_the_users_word_is_taken_before_mpi_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_takes_precedence_over_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI_GPUCOMP_CUDA_AWARE", "1")
     assert cuda_aware() == GpuAwareness(True, "MPI_GPUCOMP_CUDA_AWARE is 1")
     monkeypatch.setenv("MPI_GPUCOMP_CUDA_AWARE", "0")
@@ -74,12 +74,12 @@ def test_the_users_word_is_taken_before_mpi_is_asked(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("environment", [{}, {"MPI_GPUCOMP_CUDA_AWARE": ""}])
-def test_a_user_who_says_nothing_leaves_it_open(environment: dict[str, str]) -> None:
+def test_without_a_setting_the_result_is_open(environment: dict[str, str]) -> None:
     assert by_setting(environment) is None
 
 
 @pytest.mark.parametrize("said", ["yes", "2", "01", " 1", "true"])
-def test_another_word_of_the_user_is_an_error(said: str) -> None:
+def test_an_invalid_setting_is_an_error(said: str) -> None:
     with pytest.raises(SpecError) as caught:
         by_setting({"MPI_GPUCOMP_CUDA_AWARE": said})
     assert str(caught.value) == (
@@ -89,12 +89,12 @@ def test_another_word_of_the_user_is_an_error(said: str) -> None:
 
 
 @pytest.mark.parametrize("kinds", ["mpi,system,cuda", "cuda:device", "system, CUDA:host:device,mpi:alloc_mem"])
-def test_a_list_of_memory_kinds_with_gpu_memory_is_a_yes(kinds: str) -> None:
+def test_memory_kinds_with_gpu_memory_prove_support(kinds: str) -> None:
     assert by_kinds(kinds) == GpuAwareness(True, f"mpi_memory_alloc_kinds is {kinds}")
 
 
 @pytest.mark.parametrize("kinds", [None, "", "mpi,system", "rocm:device", "cuda:host", "cuda:managed", "cudax,xcuda"])
-def test_a_list_of_memory_kinds_without_gpu_memory_leaves_it_open(kinds: str | None) -> None:
+def test_memory_kinds_without_gpu_memory_prove_nothing(kinds: str | None) -> None:
     assert by_kinds(kinds) is None
 
 
@@ -104,8 +104,8 @@ def test_a_list_of_memory_kinds_without_gpu_memory_leaves_it_open(kinds: str | N
         ("open", "query:yes", "", True, f"{QUERIED} yes"),
         ("open", "query:no", "", False, f"{QUERIED} no"),
         ("open", "query:unknown", "", False, f"{QUERIED} no"),
-        ("open", "built:yes", "", True, "opal_built_with_cuda_support says yes"),
-        ("open", "built:no", "", False, "opal_built_with_cuda_support says no"),
+        ("open", "built:yes", "", True, "opal_built_with_cuda_support reports yes"),
+        ("open", "built:no", "", False, "opal_built_with_cuda_support reports no"),
         ("open", "built:yes+query:no", "", False, f"{QUERIED} no"),
         ("open", "nothing", "", False, STAGED),
         ("open", "nothing", "MPICH_GPU_SUPPORT_ENABLED=1", False, STAGED),
@@ -129,10 +129,10 @@ def test_a_list_of_memory_kinds_without_gpu_memory_leaves_it_open(kinds: str | N
         ("mvapich", "nothing", "MV2_USE_CUDA=1", False, STAGED),
         ("mvapich", "gpu:cuda", "", True, f"{GPU_QUERIED} yes"),
         ("mvapich", "gpu:cuda", "MVP_ENABLE_GPU=0", False, "MVP_ENABLE_GPU is not 1"),
-        ("silent", "nothing", "", False, STAGED),
+        ("unnamed", "nothing", "", False, STAGED),
     ],
 )
-def test_a_library_is_asked_unless_its_own_variable_turns_it_off(
+def test_a_library_is_queried_unless_its_variable_disables_gpu_memory(
     build: Build, version: str, source: str, setting: str, aware: bool, why: str
 ) -> None:
     text, name = VERSIONS[version]
@@ -140,22 +140,24 @@ def test_a_library_is_asked_unless_its_own_variable_turns_it_off(
     assert by_library(build(SOURCES[source]), text, environment) == GpuAwareness(aware, f"{name}: {why}")
 
 
-def test_a_library_behind_the_one_that_is_named_is_asked(build: Build, tmp_path: Path) -> None:
+def test_a_linked_library_is_queried(build: Build, tmp_path: Path) -> None:
     build(SOURCES["query:yes"], name="libinner.so")
     options = ["-Wl,--no-as-needed", f"-L{tmp_path}", "-linner", f"-Wl,-rpath,{tmp_path}"]
     outer = build(SOURCES["nothing"], *options, name="libouter.so")
-    assert by_library(outer, OPEN_MPI, {}) == GpuAwareness(True, "Open MPI v5.0.11: MPIX_Query_cuda_support() says yes")
+    assert by_library(outer, OPEN_MPI, {}) == GpuAwareness(
+        True, "Open MPI v5.0.11: MPIX_Query_cuda_support() reports yes"
+    )
 
 
-def test_a_library_that_does_not_load_is_a_no(tmp_path: Path) -> None:
+def test_a_library_that_does_not_load_has_no_support(tmp_path: Path) -> None:
     odd = tmp_path / "libmpi.so"
     odd.write_text("no library")
     missing = tmp_path / "none.so"
-    start = "Open MPI v5.0.11: its library does not load: "
+    start = "Open MPI v5.0.11: the library does not load: "
     assert by_library(str(odd), OPEN_MPI, {}) == GpuAwareness(False, f"{start}{odd}: file too short")
     why = f"{start}{missing}: cannot open shared object file: No such file or directory"
     assert by_library(str(missing), OPEN_MPI, {}) == GpuAwareness(False, why)
 
 
-def test_a_module_without_a_file_means_the_program_itself() -> None:
+def test_without_a_path_the_program_itself_is_queried() -> None:
     assert by_library(None, OPEN_MPI, {}) == GpuAwareness(False, f"Open MPI v5.0.11: {STAGED}")
