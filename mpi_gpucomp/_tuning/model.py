@@ -25,7 +25,7 @@ from mpi_gpucomp.schedule.algorithms import algorithms, build
 from mpi_gpucomp.schedule.cost import FREE, CodecCost, LinkCost, default_chunk_bytes, steps_and_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import simulate
-from mpi_gpucomp.schedule.topology import WAYS, Port, Topology
+from mpi_gpucomp.schedule.topology import DIRECTIONS, Port, Topology
 from mpi_gpucomp.schedule.verify.deadlock import execution_order, match_messages
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _topology(placed: NodeLayout, plain: CodecCost, per_chunk: float) -> Topolog
     ports = tuple(
         Port(f"node {number}, {way}", frozenset(node), way, placed.between.per_byte, "between")
         for number, node in enumerate(placed.nodes)
-        for way in WAYS
+        for way in DIRECTIONS
     )
     return Topology(
         "ranks on nodes",

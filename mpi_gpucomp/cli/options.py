@@ -12,8 +12,7 @@ from mpi_gpucomp.errors import ScheduleError, SpecError
 from mpi_gpucomp.schedule import msccl_xml as xml
 from mpi_gpucomp.schedule.algorithms import TABLE, build
 from mpi_gpucomp.schedule.cost import default_chunk_bytes
-from mpi_gpucomp.schedule.documents import read_topology
-from mpi_gpucomp.schedule.topology import PRESETS, preset
+from mpi_gpucomp.schedule.topology import PRESETS, preset, read_topology
 from mpi_gpucomp.schedule.verify import checked
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.cost import CodecCost, LinkCost, MessageCost
-from mpi_gpucomp.schedule.documents import write_topology
-from mpi_gpucomp.schedule.topology import WAYS, Port, ProcessorModel, Topology
+from mpi_gpucomp.schedule.topology import DIRECTIONS, Port, ProcessorModel, Topology, write_topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -160,7 +159,7 @@ def _classes(
 
 
 def _passes(port: Port, sender: int, receiver: int) -> bool:
-    inner, outer = (sender, receiver) if port.way == "out" else (receiver, sender)
+    inner, outer = (sender, receiver) if port.direction == "out" else (receiver, sender)
     return inner in port.ranks and outer not in port.ranks
 
 
@@ -168,7 +167,7 @@ def node_ports(nodes: Sequence[Sequence[int]], fits: Mapping[tuple[int, int], Fi
     """Return the ports of nodes out and in, each as quick as the quickest link to another node."""
     ports = []
     for number, node in enumerate(nodes):
-        for way in WAYS:
+        for way in DIRECTIONS:
             port = Port(f"node {number}, {way}", frozenset(node), way, 0.0, "between")
             own = [fit.per_byte for pair, fit in fits.items() if _passes(port, *pair)]
             if own:
@@ -213,7 +212,7 @@ def islands(nodes: Nodes, fits: Mapping[Pair, Fit]) -> list[list[int]]:
 
     Nodes belong together if they reach each other as quickly as either reaches anybody.
     """
-    best = {(port.ranks, port.way): port.per_byte for port in node_ports(nodes, fits)}
+    best = {(port.ranks, port.direction): port.per_byte for port in node_ports(nodes, fits)}
     quickest: dict[Pair, float] = {}
     home = {rank: number for number, node in enumerate(nodes) for rank in node}
     for (a, b), fit in fits.items():
@@ -249,7 +248,10 @@ def trials(nodes: Nodes, found: Sequence[Sequence[int]]) -> list[Trial]:
         if len(pairs) < 2:
             continue
         ranks = frozenset(rank for node in island for rank in nodes[node])
-        made += [Trial(number, ranks, WAYS[0], tuple(pairs)), Trial(number, ranks, WAYS[1], tuple(map(_turned, pairs)))]
+        made += [
+            Trial(number, ranks, DIRECTIONS[0], tuple(pairs)),
+            Trial(number, ranks, DIRECTIONS[1], tuple(map(_turned, pairs))),
+        ]
     return made
 
 
@@ -498,7 +500,7 @@ def _run(args: argparse.Namespace) -> int:
     codecs, cores = codings(comm, args.codec)
     source = f"measured on {comm.size} ranks, {MPI.Get_library_version().partition(',')[0]}"
     found, looking = handling(comm, min(fit.latency for fit in fits.values()), cores)
-    topology = replace(topology_of(args.name, nodes, fits, source, shared), codecs=codecs, handling=found)
+    topology = replace(topology_of(args.name, nodes, fits, source, shared), codecs=codecs, message_cost=found)
     if cores < comm.size:
         left = round(max(LEAST_CORES, cores - looking), 2)
         topology = replace(topology, processors=(ProcessorModel(frozenset(range(comm.size)), left),))
@@ -613,7 +615,7 @@ def _write(topology: Topology, fits: dict[tuple[int, int], Fit], path: Path) -> 
     print(
         f"\n{topology.ranks} ranks on {len(topology.nodes)} nodes; no time is further than {residual:.1%} from its line"
     )
-    message, per_byte, wait, frame = topology.handling
+    message, per_byte, wait, frame = topology.message_cost
     cores = topology.processors[0].cores if topology.processors else topology.ranks
     print(f"a message takes a processor {message * 1e6:.0f} us and {per_byte * 1e12:.0f} us/MB at each end, ", end="")
     print(

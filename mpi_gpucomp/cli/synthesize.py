@@ -25,10 +25,10 @@ from mpi_gpucomp.cli.simulate import milliseconds
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE, build
 from mpi_gpucomp.schedule.ir import COLLECTIVES
-from mpi_gpucomp.schedule.library import add_plan
+from mpi_gpucomp.schedule.library import add_schedule
 from mpi_gpucomp.schedule.msccl_xml import XmlHeader, write
 from mpi_gpucomp.schedule.simulate import simulate
-from mpi_gpucomp.schedule.sketch import derived, read_sketch
+from mpi_gpucomp.schedule.sketch import default_sketch, read_sketch
 from mpi_gpucomp.schedule.synth import synthesise
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _sketch(args: argparse.Namespace, topology: Topology, collective: str) -> Sk
         remedy = "Cut each rank's data into one chunk or more."
         raise SpecError("option --chunkup", expected="1 or more", got=str(args.chunkup), remedy=remedy)
     if args.sketch is None:
-        return derived(topology, rooted=COLLECTIVES[collective].rooted, chunkup=args.chunkup)
+        return default_sketch(topology, rooted=COLLECTIVES[collective].rooted, chunkup=args.chunkup)
     sketch = read_sketch(args.sketch, topology)
     return replace(sketch, chunkup=args.chunkup) if args.chunkup else sketch
 
@@ -164,5 +164,5 @@ def _planned(made: Synthesis, found: Simulation, known: list[tuple[float, str]],
         name = known[0][1]
         algorithm = build(algorithm.collective, name, topology.ranks, args.root, topology.nodes, args.in_place)
         said = f"{name} of the table is quicker, and written"
-    path = add_plan(args.plans, algorithm, topology, args.size // RANGE, args.size * RANGE)
+    path = add_schedule(args.plans, algorithm, topology, args.size // RANGE, args.size * RANGE)
     return f"{said} to {path}"

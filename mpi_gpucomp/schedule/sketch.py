@@ -1,4 +1,4 @@
-"""Communication sketches: what a person knows about a good algorithm, so that a solver need not find it out.
+"""Communication sketches: hints of a user that narrow the search for an algorithm.
 
 The fields are TACCL's. Ranks in a sketch are positions in a node, except in `symmetry_offsets`.
 
@@ -9,14 +9,14 @@ The fields are TACCL's. Ranks in a sketch are positions in a node, except in `sy
      "symmetry_offsets": [[2, 4], [4, 8]],
      "hyperparameters": {"input_chunkup": 2}}
 
-- `switches`: a rank sends inside its node only to those on a switch with it; `uc-min` asks for few different
-  connections there, `uc-max` for many. `minmax` and `maxmin` ask the same of the links of a node without switches;
-  `none` leaves them as they are.
+- `switches`: inside its node a rank sends only to ranks on a switch with it. `uc-min` prefers few distinct connections
+  there, `uc-max` many. `minmax` and `maxmin` are the same for the links of a node without switches; `none` has no
+  preference.
 - `internode_conn`: which ranks of a node send to which of another; "fully-connected" for all to all.
-- `gpus_to_sender_rev_map`: whose chunks each sender takes out of the node.
+- `gpus_to_sender_rev_map`: the ranks whose chunks each sender takes out of the node.
 - `enforce_ordering`: a sender takes the chunks of its node out in the order of their ranks.
-- `symmetry_offsets`: [offset, group]: what rank r does, the rank `offset` further on in its group of so many does too.
-- `input_chunkup`: into how many chunks each rank's data are cut.
+- `symmetry_offsets`: [offset, group]: the rank `offset` further on in its group of `group` ranks does the same.
+- `input_chunkup`: the number of chunks into which each rank's data are cut.
 """
 
 from __future__ import annotations
@@ -33,33 +33,36 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["Sketch", "derived", "is_symmetry", "read_sketch", "rotation"]
+__all__ = ["Sketch", "check_symmetries", "default_sketch", "is_symmetry", "read_sketch", "rotation"]
 
 STRATEGIES = ("switch", "minmax", "maxmin", "none")
 HYPEREDGES = ("uc-min", "uc-max")
 FULL = "fully-connected"
-FREE_RANKS = 16
-"""Up to so many ranks a derived sketch leaves all links between nodes to the solver."""
+MAX_CHUNKUP = 64
+MAX_UNRESTRICTED_RANKS = 16
+"""Up to this many ranks a default sketch leaves all links between nodes to the solver."""
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A sketch that has been read; the default leaves everything to the solver."""
+    """A communication sketch; the default leaves everything to the solver."""
 
     switches: tuple[frozenset[int], ...] = ()
-    """Positions on each switch of a node; none: all links."""
+    """Positions on each switch of a node; if empty, all links may be used."""
     connections: int = 0
-    """1: few different connections inside nodes, -1: many, 0: as it comes."""
+    """1: prefer few distinct connections inside nodes, -1: many, 0: no preference."""
     internode: Mapping[int, frozenset[int]] | None = None
     """Positions that a position sends to on other nodes; None: all to all."""
     sender_of: Mapping[int, int] = field(default_factory=dict)
     """The position that takes a position's chunks out of the node."""
     in_order: bool = False
+    """True if a sender takes the chunks of its node out in the order of their ranks."""
     symmetries: tuple[tuple[int, int], ...] = ()
+    """(offset, group) of each symmetry."""
     chunkup: int = 1
 
     def allows(self, topology: Topology, sender: int, receiver: int) -> bool:
-        """Say whether a link may be used."""
+        """Return True if a link may be used."""
         here, there = topology.position(sender), topology.position(receiver)
         if topology.node_of(sender) == topology.node_of(receiver):
             return not self.switches or any({here, there} <= switch for switch in self.switches)
@@ -67,19 +70,19 @@ class Sketch:
 
 
 def read_sketch(path: str | Path, topology: Topology) -> Sketch:
-    """Read a sketch from its file, and make sure that it fits a topology."""
+    """Read a sketch from its file; raise SpecError if it is invalid or does not fit the topology."""
     document = load(path, "sketch")
     document.fields(("nnodes", "intranode_sketch", "internode_sketch", "symmetry_offsets", "hyperparameters"))
     nodes = len(topology.nodes)
     if "nnodes" in document and document["nnodes"].whole(1) != nodes:
-        document["nnodes"].fail(f"{nodes}, as topology {topology.name} has")
+        document["nnodes"].fail(f"{nodes}, as in topology {topology.name}")
     size = max(map(len, topology.nodes))
     switches, connections = _intranode(document.get("intranode_sketch", {}), size)
     internode, sender_of, in_order = _internode(document.get("internode_sketch", {}), size)
-    offsets = [_offset(part, topology) for part in document.get("symmetry_offsets", []).list()]
+    offsets = [_symmetry(part, topology) for part in document.get("symmetry_offsets", []).list()]
     settings = document.get("hyperparameters", {})
     settings.fields(("input_chunkup",))
-    chunkup = settings.get("input_chunkup", 1).whole(1, 65)
+    chunkup = settings.get("input_chunkup", 1).whole(1, MAX_CHUNKUP + 1)
     return Sketch(switches, connections, internode, sender_of, in_order, tuple(offsets), chunkup)
 
 
@@ -90,86 +93,88 @@ def _intranode(part: Document, size: int) -> tuple[tuple[frozenset[int], ...], i
         return (), {"minmax": 1, "maxmin": -1, "none": 0}[strategy]
     switches = tuple(frozenset(switch.ranks(size)) for switch in part["switches"].list())
     if not switches:
-        part["switches"].fail("a switch at least")
+        part["switches"].fail("at least one switch")
     kinds = part.get("switch_hyperedge_strategy", []).list()
     if len(kinds) not in (0, len(switches)):
         part["switch_hyperedge_strategy"].fail(f"one for each of {len(switches)} switches")
-    chosen = {kind.text(HYPEREDGES) for kind in kinds}
-    if len(chosen) > 1:
+    distinct = {kind.text(HYPEREDGES) for kind in kinds}
+    if len(distinct) > 1:
         part["switch_hyperedge_strategy"].fail("the same for all switches")
-    return switches, {"uc-min": 1, "uc-max": -1, "": 0}[chosen.pop() if chosen else ""]
+    return switches, {"uc-min": 1, "uc-max": -1, "": 0}[distinct.pop() if distinct else ""]
 
 
 def _internode(part: Document, size: int) -> tuple[dict[int, frozenset[int]] | None, dict[int, int], bool]:
     part.fields(("strategy", "internode_conn", "gpus_to_sender_rev_map", "enforce_ordering"))
     part.get("strategy", "relay").text(("relay",))
     conn = part.get("internode_conn", FULL)
-    senders = (
-        None if conn.value == FULL else {_key(conn, name, size): frozenset(to.ranks(size)) for name, to in conn.items()}
+    receivers = (
+        None
+        if conn.value == FULL
+        else {_position(conn, name, size): frozenset(to.ranks(size)) for name, to in conn.items()}
     )
     sender_of: dict[int, int] = {}
     rev_map = part.get("gpus_to_sender_rev_map", {})
     for name, owners in rev_map.items():
-        sender = _key(rev_map, name, size)
-        if senders is not None and sender not in senders:
-            owners.fail("a sender that internode_conn names", f"'{name}'")
+        sender = _position(rev_map, name, size)
+        if receivers is not None and sender not in receivers:
+            owners.fail("a sender listed in internode_conn", f"'{name}'")
         for owner in owners.ranks(size):
             if owner in sender_of:
                 owners.fail("one sender for each rank", f"two for rank {owner}")
             sender_of[owner] = sender
-    ordering = part.get("enforce_ordering", False)
-    if not isinstance(ordering.value, bool):
-        ordering.fail("true or false")
-    return senders, sender_of, ordering.value
+    return receivers, sender_of, part.get("enforce_ordering", False).boolean()
 
 
-def _key(part: Document, name: str, size: int) -> int:
-    if not name.isdecimal() or int(name) >= size:
-        part.fail(f"ranks of a node, from 0 to {size - 1}, as names", f"'{name}'")
-    return int(name)
+def _position(part: Document, name: str, size: int) -> int:
+    """Return a field name as a position in a node."""
+    positions = {str(position): position for position in range(size)}
+    if name not in positions:
+        part.fail(f"ranks of a node, from 0 to {size - 1}, as field names", f"'{name[:60]}'")
+    return positions[name]
 
 
-def _offset(part: Document, topology: Topology) -> tuple[int, int]:
+def _symmetry(part: Document, topology: Topology) -> tuple[int, int]:
     offset, group = (number.whole(1) for number in part.list(2))
     if topology.ranks % group or offset >= group:
         part.fail(f"an offset below its group, and a group that divides the {topology.ranks} ranks")
     if not is_symmetry(topology, rotation(topology.ranks, offset, group)):
-        part.fail(f"a rotation that maps the links of topology {topology.name} onto each other")
+        part.fail(f"a symmetry of topology {topology.name}")
     return offset, group
 
 
 def rotation(ranks: int, offset: int, group: int) -> tuple[int, ...]:
-    """Return where each rank goes that is moved by an offset within its group."""
+    """Return the permutation that moves each rank by an offset within its group."""
     return tuple(rank // group * group + (rank % group + offset) % group for rank in range(ranks))
 
 
-def is_symmetry(topology: Topology, moved: tuple[int, ...]) -> bool:
-    """Say whether every link is as good after ranks have changed places, and shares as much."""
+def is_symmetry(topology: Topology, permutation: tuple[int, ...]) -> bool:
+    """Return True if a permutation of the ranks preserves all link costs and ports."""
     ranks = range(topology.ranks)
-    alike = all(topology.link(a, b) == topology.link(moved[a], moved[b]) for a in ranks for b in ranks if a != b)
-    ports = {(port.ranks, port.way, port.per_byte, port.traffic) for port in topology.ports}
-    images = {(frozenset(moved[r] for r in port[0]), *port[1:]) for port in ports}
-    return alike and images == ports
+    image = permutation
+    same = all(topology.link(a, b) == topology.link(image[a], image[b]) for a in ranks for b in ranks if a != b)
+    ports = {(port.ranks, port.direction, port.per_byte, port.traffic) for port in topology.ports}
+    images = {(frozenset(image[r] for r in port[0]), *port[1:]) for port in ports}
+    return same and images == ports
 
 
-def derived(topology: Topology, *, rooted: bool, chunkup: int | None = None) -> Sketch:
-    """Return a sensible sketch for a topology: its symmetries, and few links between nodes where there are many ranks.
+def default_sketch(topology: Topology, *, rooted: bool, chunkup: int | None = None) -> Sketch:
+    """Return a sketch of a topology: its symmetries and, with many ranks, few links between nodes.
 
-    With many ranks, one of those that share a card sends to the one at the same place on other nodes.
+    With many ranks, one of those that share a network card sends to the same position on other nodes.
     """
     internode = None
-    if topology.ranks > FREE_RANKS and len(topology.nodes) > 1:
-        internode = {position: frozenset({position}) for position in _on_cards(topology)}
-    offsets = () if rooted else _offsets(topology)
+    if topology.ranks > MAX_UNRESTRICTED_RANKS and len(topology.nodes) > 1:
+        internode = {position: frozenset({position}) for position in _card_positions(topology)}
+    offsets = () if rooted else _symmetries(topology)
     if internode is not None and len(internode) < len(topology.nodes[0]):
         offsets = tuple(one for one in offsets if one[1] == topology.ranks)
     if chunkup is None:
-        chunkup = 2 if rooted and topology.ranks <= FREE_RANKS else 1
+        chunkup = 2 if rooted and topology.ranks <= MAX_UNRESTRICTED_RANKS else 1
     return Sketch(internode=internode, symmetries=offsets, chunkup=chunkup)
 
 
-def _on_cards(topology: Topology) -> list[int]:
-    """Return a position for each card of a node: those that no earlier one shares a port with."""
+def _card_positions(topology: Topology) -> list[int]:
+    """Return one position for each network card of a node: the first of those that share it."""
     node, found, served = topology.nodes[0], list[int](), set[int]()
     cards = [port.ranks for port in topology.ports if port.traffic == "between" and port.ranks <= set(node)]
     for position, rank in enumerate(node):
@@ -179,21 +184,21 @@ def _on_cards(topology: Topology) -> list[int]:
     return found
 
 
-def _offsets(topology: Topology) -> tuple[tuple[int, int], ...]:
-    """Return the rotations of nodes, and of ranks in their nodes, that change nothing."""
+def _symmetries(topology: Topology) -> tuple[tuple[int, int], ...]:
+    """Return the rotations of nodes, and of ranks in their nodes, that are symmetries."""
     size, ranks = len(topology.nodes[0]), topology.ranks
     in_order = topology.nodes == tuple(tuple(range(first, first + size)) for first in range(0, ranks, size))
     candidates = [(1, size)] * (size > 1) + [(size, ranks)] * (size < ranks) if in_order else []
     return tuple(one for one in candidates if is_symmetry(topology, rotation(ranks, *one)))
 
 
-def check_fits(sketch: Sketch, topology: Topology) -> None:
-    """Raise SpecError where a sketch that was not read from a file does not fit a topology."""
+def check_symmetries(sketch: Sketch, topology: Topology) -> None:
+    """Raise SpecError if the symmetries of a sketch are not those of a topology."""
     for offset, group in sketch.symmetries:
         if topology.ranks % group or not is_symmetry(topology, rotation(topology.ranks, offset, group)):
             raise SpecError(
                 f"sketch: symmetry_offsets [{offset}, {group}]",
-                expected=f"a rotation that maps the links of topology {topology.name} onto each other",
-                got="one that does not",
-                remedy="Leave it out.",
+                expected=f"a symmetry of topology {topology.name}",
+                got="a rotation that changes links or ports",
+                remedy="Remove it.",
             )

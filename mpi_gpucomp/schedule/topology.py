@@ -1,8 +1,23 @@
-"""The machines that ranks run on: nodes, what a link between any two ranks costs, and what links share.
+"""Topologies: the placement of ranks on nodes, the cost of each link, and the ports that links share.
 
-A link has a latency and a time per byte (alpha and beta). What several links share is a *port*: of a set of ranks, for
-all that leaves the set or all that enters it. A node's network card is two ports of its ranks, a GPU's way into a
-switch two ports of one rank, the uplink of a rack two ports of all ranks in it.
+A link has a latency and a time per byte (alpha and beta). A *port* is shared by all messages that leave, or all that
+enter, a set of ranks. A node's network card is two ports of its ranks, a GPU's connection to a switch two ports of one
+rank, the uplink of a rack two ports of all ranks in it.
+
+Files are JSON, with microseconds and microseconds per MB:
+
+    {"name": "two nodes", "source": "measured on ...",
+     "nodes": [[0, 1], [2, 3]],
+     "classes": {"memory": {"alpha_us": 2, "beta_us_per_MB": 150},
+                 "network": {"alpha_us": 60, "beta_us_per_MB": 8000}},
+     "links": {"within": "memory", "between": "network", "pairs": [[0, 3, null]]},
+     "ports": [{"name": "node 0, out", "ranks": [0, 1], "way": "out", "beta_us_per_MB": 8000, "traffic": "between"}],
+     "codecs": {"zfp:rate=8": {"encode_us_per_MB": 700, "decode_us_per_MB": 900, "ratio": 4}},
+     "processors": [{"ranks": [0, 1, 2, 3], "cores": 2}],
+     "per_chunk_us": 100,
+     "handling": {"message_us": 60, "us_per_MB": 800, "wait_us": 300, "frame_us": 200}}
+
+`within` may also be a matrix of classes by position in the node. Everything from `pairs` on is optional.
 """
 
 from __future__ import annotations
@@ -11,33 +26,49 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST, PER_MB, CodecCost, LinkCost, MessageCost
+from mpi_gpucomp.schedule.documents import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["GPU_CODECS", "PRESETS", "Port", "ProcessorModel", "Topology", "even_nodes", "preset"]
+    from mpi_gpucomp.schedule.documents import Document
 
-WAYS = ("out", "in")
+__all__ = [
+    "DIRECTIONS",
+    "GPU_CODECS",
+    "PRESETS",
+    "Port",
+    "ProcessorModel",
+    "Topology",
+    "even_nodes",
+    "preset",
+    "read_topology",
+    "write_topology",
+]
+
+DIRECTIONS = ("out", "in")
 TRAFFIC = ("all", "within", "between")
 
 
 class Port(NamedTuple):
-    """What all messages that leave (`out`) or enter (`in`) a set of ranks share: seconds per byte."""
+    """Bandwidth shared by all messages that leave (`out`) or enter (`in`) a set of ranks."""
 
     name: str
     ranks: frozenset[int]
-    way: str
+    direction: str
     per_byte: float
+    """Seconds per byte."""
     traffic: str = "all"
-    """Whether only messages within nodes, or between nodes, go through it."""
+    """`within` or `between` if it carries only messages within nodes or between nodes."""
 
 
 class ProcessorModel(NamedTuple):
-    """Cores that some ranks share, for codecs and messages: not always a whole number, where others use them too."""
+    """Cores that some ranks share for codecs and messages; a fraction if other processes use them too."""
 
     ranks: frozenset[int]
     cores: float
@@ -48,41 +79,41 @@ Matrix = tuple[tuple[str | None, ...], ...]
 
 @dataclass(frozen=True)
 class Topology:
-    """Ranks on nodes, and what links, ports and codecs cost; seconds and bytes throughout."""
+    """Ranks on nodes, and the costs of links, ports and codecs, in seconds and bytes."""
 
     name: str
     nodes: tuple[tuple[int, ...], ...]
     classes: Mapping[str, LinkCost]
     within: str | Matrix | None
-    """The class of links inside a node: of all, or by the positions of two ranks in their node; None for no link."""
+    """The class of links inside a node: one for all, or by the positions of two ranks; None for no link."""
     between: str | None = None
     """The class of links between nodes."""
     pairs: Mapping[tuple[int, int], str | None] = field(default_factory=dict)
-    """Links, by sender and receiver, that are of another class than the rest."""
+    """Exceptions, by sender and receiver."""
     ports: tuple[Port, ...] = ()
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
-    """By spec; `none` is what it takes to copy or to add up elements as they are."""
+    """By codec spec; `none` is the cost of copying or reducing raw elements."""
     processors: tuple[ProcessorModel, ...] = ()
-    """None: every rank codes at its own pace."""
+    """If empty, every rank has cores of its own."""
     per_chunk: float = 0.0
-    """Seconds that a rank's processor spends on every chunk that it receives or sends, however short."""
+    """CPU seconds per chunk received or sent."""
     source: str = ""
-    """Where the figures come from."""
-    handling: MessageCost = NO_MESSAGE_COST
-    """What a message costs the ranks at its ends."""
+    """Origin of the figures."""
+    message_cost: MessageCost = NO_MESSAGE_COST
+    """The cost of a message at its sender and its receiver."""
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
+        """Raise SpecError if the parts contradict each other."""
         ranks = sorted(rank for node in self.nodes for rank in node)
         if not ranks or ranks != list(range(len(ranks))) or not all(self.nodes):
             got = str([list(node) for node in self.nodes])
-            raise _wrong(self, "nodes", "every rank from 0 on, on one node each, and no empty node", got)
-        for name in self._named():
+            raise _error(self, "nodes", "each rank from 0 on exactly once, and no empty node", got)
+        for name in self._class_names():
             if name is not None and name not in self.classes:
                 known = ", ".join(self.classes) or "none"
-                raise _wrong(self, "links", f"classes among {known}", f"'{name}'")
+                raise _error(self, "links", f"classes among {known}", f"'{name}'")
 
-    def _named(self) -> Iterator[str | None]:
+    def _class_names(self) -> Iterator[str | None]:
         yield from self.pairs.values()
         yield self.between
         if isinstance(self.within, str):
@@ -92,12 +123,12 @@ class Topology:
 
     @cached_property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return sum(map(len, self.nodes))
 
     @cached_property
     def _home(self) -> tuple[tuple[int, int], ...]:
-        """The node of each rank, and its position there."""
+        """The node of each rank, and its position in the node."""
         found = {rank: (number, at) for number, node in enumerate(self.nodes) for at, rank in enumerate(node)}
         return tuple(found[rank] for rank in range(self.ranks))
 
@@ -106,11 +137,11 @@ class Topology:
         return self._home[rank][0]
 
     def position(self, rank: int) -> int:
-        """Return a rank's place on its node."""
+        """Return a rank's position in its node."""
         return self._home[rank][1]
 
     def class_of(self, sender: int, receiver: int) -> str | None:
-        """Return the class of a link; None where there is none."""
+        """Return the class of a link, or None if there is no link."""
         if (sender, receiver) in self.pairs:
             return self.pairs[sender, receiver]
         (node, row), (other, column) = self._home[sender], self._home[receiver]
@@ -119,7 +150,7 @@ class Topology:
         return self.within[row][column] if isinstance(self.within, tuple) else self.within
 
     def link(self, sender: int, receiver: int) -> LinkCost | None:
-        """Return what a link costs; None where there is none."""
+        """Return the cost of a link, or None if there is no link."""
         name = self.class_of(sender, receiver) if sender != receiver else None
         return None if name is None else self.classes[name]
 
@@ -132,21 +163,21 @@ class Topology:
 
     @cached_property
     def _ports_of(self) -> dict[str, list[list[int]]]:
-        found: dict[str, list[list[int]]] = {way: [[] for _ in range(self.ranks)] for way in WAYS}
+        found: dict[str, list[list[int]]] = {direction: [[] for _ in range(self.ranks)] for direction in DIRECTIONS}
         for number, port in enumerate(self.ports):
             for rank in port.ranks:
-                found[port.way][rank].append(number)
+                found[port.direction][rank].append(number)
         return found
 
     def ports_of(self, sender: int, receiver: int) -> list[int]:
-        """Return the numbers of the ports that a message goes through."""
+        """Return the numbers of the ports that a message passes."""
         kind = "within" if self.node_of(sender) == self.node_of(receiver) else "between"
         out = (number for number in self._ports_of["out"][sender] if receiver not in self.ports[number].ranks)
         back = (number for number in self._ports_of["in"][receiver] if sender not in self.ports[number].ranks)
         return [number for number in (*out, *back) if self.ports[number].traffic in ("all", kind)]
 
-    def alone(self, sender: int, receiver: int) -> LinkCost | None:
-        """Return what a message takes with no other under way: the slowest part of its way counts."""
+    def unloaded_link(self, sender: int, receiver: int) -> LinkCost | None:
+        """Return the cost of a message with no other in flight: that of the slowest of its link and ports."""
         link = self.link(sender, receiver)
         if link is None:
             return None
@@ -154,93 +185,190 @@ class Topology:
         return LinkCost(link.latency, max(link.per_byte, slowest))
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it: microseconds, and microseconds per MB."""
+        """Return the content of its file."""
         within: Any = [list(row) for row in self.within] if isinstance(self.within, tuple) else self.within
         links: dict[str, Any] = {"within": within, "between": self.between}
         if self.pairs:
             links["pairs"] = [[*pair, name] for pair, name in sorted(self.pairs.items())]
         found: dict[str, Any] = {"name": self.name, "source": self.source, "nodes": [list(node) for node in self.nodes]}
         found["classes"] = {
-            name: {"alpha_us": _tidy(link.latency * 1e6), "beta_us_per_MB": _tidy(link.per_byte / PER_MB)}
+            name: {"alpha_us": _rounded(link.latency * 1e6), "beta_us_per_MB": _rounded(link.per_byte / PER_MB)}
             for name, link in self.classes.items()
         }
         found["links"] = links
         found["ports"] = [_port_document(port) for port in self.ports]
         found["codecs"] = {
             spec: {
-                "encode_us_per_MB": _tidy(coding.encode / PER_MB),
-                "decode_us_per_MB": _tidy(coding.decode / PER_MB),
-                "ratio": _tidy(coding.ratio),
+                "encode_us_per_MB": _rounded(cost.encode / PER_MB),
+                "decode_us_per_MB": _rounded(cost.decode / PER_MB),
+                "ratio": _rounded(cost.ratio),
             }
-            for spec, coding in self.codecs.items()
+            for spec, cost in self.codecs.items()
         }
         found["processors"] = [{"ranks": sorted(one.ranks), "cores": one.cores} for one in self.processors]
-        found["per_chunk_us"] = _tidy(self.per_chunk * 1e6)
-        if self.handling != NO_MESSAGE_COST:
+        found["per_chunk_us"] = _rounded(self.per_chunk * 1e6)
+        if self.message_cost != NO_MESSAGE_COST:
             found["handling"] = {
-                "message_us": _tidy(self.handling.message * 1e6),
-                "us_per_MB": _tidy(self.handling.per_byte / PER_MB),
-                "wait_us": _tidy(self.handling.wait * 1e6),
-                "frame_us": _tidy(self.handling.frame * 1e6),
+                "message_us": _rounded(self.message_cost.message * 1e6),
+                "us_per_MB": _rounded(self.message_cost.per_byte / PER_MB),
+                "wait_us": _rounded(self.message_cost.wait * 1e6),
+                "frame_us": _rounded(self.message_cost.frame * 1e6),
             }
         return found
 
     @cached_property
     def hash(self) -> str:
-        """What identifies its shape: nodes, which links are alike, what they share; not what was measured some day."""
-        ports = [(sorted(port.ranks), port.way, port.traffic) for port in self.ports]
-        said = json.dumps([self.nodes, self.within, self.between, sorted(self.pairs.items()), ports])
-        return hashlib.sha256(said.encode()).hexdigest()[:12]
+        """The identity of its shape: nodes, classes of links and ports, but no measured figures."""
+        ports = [(sorted(port.ranks), port.direction, port.traffic) for port in self.ports]
+        shape = json.dumps([self.nodes, self.within, self.between, sorted(self.pairs.items()), ports])
+        return hashlib.sha256(shape.encode()).hexdigest()[:12]
 
 
 def _port_document(port: Port) -> dict[str, Any]:
     return {
         "name": port.name,
         "ranks": sorted(port.ranks),
-        "way": port.way,
-        "beta_us_per_MB": _tidy(port.per_byte / PER_MB),
+        "way": port.direction,
+        "beta_us_per_MB": _rounded(port.per_byte / PER_MB),
         "traffic": port.traffic,
     }
 
 
-def _tidy(number: float) -> float:
-    """Round to what is worth writing, whatever the size of the number."""
+def _rounded(number: float) -> float:
+    """Round to six significant digits."""
     return float(f"{number:.6g}")
 
 
-def _wrong(topology: Topology, part: str, expected: str, got: str) -> SpecError:
+def _error(topology: Topology, part: str, expected: str, got: str) -> SpecError:
     return SpecError(f"topology {topology.name}: {part}", expected=expected, got=got, remedy="Correct the topology.")
 
 
 def even_nodes(ranks: int, per_node: int) -> tuple[tuple[int, ...], ...]:
-    """Put the ranks on nodes in order, so many on each; the last may have fewer."""
+    """Return nodes of `per_node` consecutive ranks; the last may have fewer."""
     return tuple(tuple(range(first, min(first + per_node, ranks))) for first in range(0, ranks, per_node))
 
 
-# Topologies of well-known machines, of any number of nodes, from published figures.
-#
-# | preset | node | figures |
-# |---|---|---|
-# | ndv2 | 8 V100 in a cube mesh of NVLinks, one 100 Gbit/s card | TACCL, examples/topo/topo-ndv2-1MB.json |
-# | dgx2 | 16 V100 on NVSwitch, eight 100 Gbit/s cards | TACCL, examples/topo/topo-dgx2-1MB.json |
-# | dgx-a100 | 8 A100 on NVSwitch, eight 200 Gbit/s cards | NVIDIA's data sheet: 600 GB/s of NVLink per GPU, HDR |
-# | v100-ib | one V100, one 100 Gbit/s card | the network of ndv2 |
-# | gigabit | one rank, one 1 Gbit/s card | the wire's rate; latency as usual with TCP |
-#
-# Times per MB of the first two were measured by TACCL's authors. For the A100 they follow from the rates, which are
-# those
-# of one direction: 300 GB/s and 25 GB/s; its latencies are those of dgx2.
+FIELDS = (
+    "name",
+    "source",
+    "nodes",
+    "classes",
+    "links",
+    "ports",
+    "codecs",
+    "processors",
+    "per_chunk_us",
+    "handling",
+    "fitted",
+)
+
+
+def read_topology(path: str | Path) -> Topology:
+    """Read a topology from its file; raise SpecError if the file is invalid."""
+    return _from_document(load(path, "topology"))
+
+
+def write_topology(topology: Topology, path: str | Path, fitted: Any = None) -> None:
+    """Write a topology to a file; `fitted` is added for human readers and ignored when the file is read."""
+    document = topology.document() | ({"fitted": fitted} if fitted else {})
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in document.items())
+    Path(path).write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+
+
+def _from_document(document: Document) -> Topology:
+    document.fields(FIELDS)
+    nodes = _read_nodes(document["nodes"])
+    ranks = sum(map(len, nodes))
+    classes = {name: _read_link(part) for name, part in document["classes"].items()}
+    links = document["links"]
+    links.fields(("within", "between", "pairs"))
+    names = tuple(classes)
+    return Topology(
+        document["name"].text(),
+        nodes,
+        classes,
+        _read_within(links.get("within", None), max(map(len, nodes)), names),
+        _read_class(links.get("between", None), names),
+        dict(_read_pair(part, ranks, names) for part in links.get("pairs", []).list()),
+        tuple(_read_port(part, ranks) for part in document.get("ports", []).list()),
+        {spec: _read_codec(part) for spec, part in document.get("codecs", {}).items()},
+        tuple(_read_processor(part, ranks) for part in document.get("processors", []).list()),
+        document.get("per_chunk_us", 0).number() * 1e-6,
+        document.get("source", "").text(),
+        _read_message_cost(document.get("handling", {})),
+    )
+
+
+def _read_nodes(part: Document) -> tuple[tuple[int, ...], ...]:
+    nodes = tuple(tuple(rank.whole() for rank in node.list()) for node in part.list())
+    ranks = [rank for node in nodes for rank in node]
+    if not ranks or sorted(ranks) != list(range(len(ranks))) or not all(nodes):
+        part.fail("each rank from 0 on exactly once, and no empty node")
+    return nodes
+
+
+def _read_link(part: Document) -> LinkCost:
+    part.fields(("alpha_us", "beta_us_per_MB"))
+    return LinkCost(part["alpha_us"].number() * 1e-6, part["beta_us_per_MB"].number() * PER_MB)
+
+
+def _read_class(part: Document, names: tuple[str, ...]) -> str | None:
+    if part.value is None:
+        return None
+    return part.text(names) if names else part.fail("a class that is defined in 'classes'")
+
+
+def _read_within(part: Document, longest: int, names: tuple[str, ...]) -> str | Matrix | None:
+    if not isinstance(part.value, list):
+        return _read_class(part, names)
+    rows = part.list(longest)
+    return tuple(tuple(_read_class(cell, names) for cell in row.list(longest)) for row in rows)
+
+
+def _read_pair(part: Document, ranks: int, names: tuple[str, ...]) -> tuple[tuple[int, int], str | None]:
+    sender, receiver, name = part.list(3)
+    return (sender.whole(0, ranks), receiver.whole(0, ranks)), _read_class(name, names)
+
+
+def _read_port(part: Document, ranks: int) -> Port:
+    part.fields(("name", "ranks", "way", "beta_us_per_MB", "traffic"))
+    return Port(
+        part["name"].text(),
+        frozenset(part["ranks"].ranks(ranks)),
+        part["way"].text(DIRECTIONS),
+        part["beta_us_per_MB"].number() * PER_MB,
+        part.get("traffic", "all").text(TRAFFIC),
+    )
+
+
+def _read_codec(part: Document) -> CodecCost:
+    part.fields(("encode_us_per_MB", "decode_us_per_MB", "ratio"))
+    encode, decode = (part[f"{action}_us_per_MB"].number() * PER_MB for action in ("encode", "decode"))
+    return CodecCost(encode, decode, part.get("ratio", 1.0).positive())
+
+
+def _read_processor(part: Document, ranks: int) -> ProcessorModel:
+    part.fields(("ranks", "cores"))
+    return ProcessorModel(frozenset(part["ranks"].ranks(ranks)), part["cores"].positive())
+
+
+def _read_message_cost(part: Document) -> MessageCost:
+    names = ("message_us", "us_per_MB", "wait_us", "frame_us")
+    part.fields(names)
+    message, per_byte, wait, frame = (part.get(name, 0).number() for name in names)
+    return MessageCost(message * 1e-6, per_byte * PER_MB, wait * 1e-6, frame * 1e-6)
+
 
 TACCL = "https://github.com/microsoft/taccl, taccl/examples/topo"
 DGX_A100 = "NVIDIA DGX A100 data sheet: NVLink 600 GB/s per GPU both ways together, 8 x 200 Gbit/s; latencies of dgx2"
 
 ONE, TWO = "NVLink", "two NVLinks"
 CUBE_MESH = ("-2112---", "2-12-1--", "11-2--2-", "122----1", "2----211", "-1--2-12", "--2-11-2", "---1122-")
-"""How many NVLinks join the GPUs of an NDv2 node, as TACCL has them."""
+"""NVLinks between the GPUs of an NDv2 node, from TACCL."""
 
 
-class Machine(NamedTuple):
-    """A node: ranks, cards, and links inside and outside in microseconds and microseconds per MB."""
+class NodePreset(NamedTuple):
+    """A node: ranks, network cards, and (alpha, beta) of links inside and outside, in microseconds and per MB."""
 
     ranks: int
     cards: int
@@ -250,13 +378,25 @@ class Machine(NamedTuple):
 
 
 PRESETS = {
-    "ndv2": Machine(8, 1, (0.3, 46), (2.6, 105), f"{TACCL}/topo-ndv2-1MB.json"),
-    "dgx2": Machine(16, 8, (0.3, 8), (2.6, 105), f"{TACCL}/topo-dgx2-1MB.json"),
-    "dgx-a100": Machine(8, 8, (0.3, 1e3 / 300), (2.6, 1e3 / 25), DGX_A100),
-    "v100-ib": Machine(1, 1, (0.3, 46), (2.6, 105), f"{TACCL}/topo-ndv2-1MB.json"),
-    "gigabit": Machine(1, 1, (1, 100), (50, 8000), "1 Gbit/s; 50 us as usual with TCP in one room"),
+    "ndv2": NodePreset(8, 1, (0.3, 46), (2.6, 105), f"{TACCL}/topo-ndv2-1MB.json"),
+    "dgx2": NodePreset(16, 8, (0.3, 8), (2.6, 105), f"{TACCL}/topo-dgx2-1MB.json"),
+    "dgx-a100": NodePreset(8, 8, (0.3, 1e3 / 300), (2.6, 1e3 / 25), DGX_A100),
+    "v100-ib": NodePreset(1, 1, (0.3, 46), (2.6, 105), f"{TACCL}/topo-ndv2-1MB.json"),
+    "gigabit": NodePreset(1, 1, (1, 100), (50, 8000), "1 Gbit/s; 50 us, a typical latency of TCP in one room"),
 }
-"""By name."""
+"""Nodes of well-known machines.
+
+| preset | node | figures |
+|---|---|---|
+| ndv2 | 8 V100 in a cube mesh of NVLinks, one 100 Gbit/s card | TACCL, examples/topo/topo-ndv2-1MB.json |
+| dgx2 | 16 V100 on NVSwitch, eight 100 Gbit/s cards | TACCL, examples/topo/topo-dgx2-1MB.json |
+| dgx-a100 | 8 A100 on NVSwitch, eight 200 Gbit/s cards | NVIDIA's data sheet: 600 GB/s of NVLink per GPU, HDR |
+| v100-ib | one V100, one 100 Gbit/s card | the network of ndv2 |
+| gigabit | one rank, one 1 Gbit/s card | the rate of the link; a typical latency of TCP |
+
+Times per MB of the first two were measured by TACCL's authors. Those of the A100 follow from the rates of one
+direction, 300 GB/s and 25 GB/s; its latencies are those of dgx2.
+"""
 
 GPU_CODECS = {
     "zfp:rate=16": CodecCost(1 / 110e9, 1 / 110e9, 2.0),
@@ -265,18 +405,18 @@ GPU_CODECS = {
     "mpc": CodecCost(1 / 25e9, 1 / 25e9, 1.4),
     "none": CodecCost(1 / 400e9, 1 / 400e9),
 }
-"""Codecs on a V100, as rough assumptions: neither measured with our kernels nor published; ratios of float32."""
+"""Rough assumptions for codecs on a V100, neither measured with our kernels nor published; ratios of float32."""
 
 
 def preset(name: str, ranks: int) -> Topology:
-    """Return the topology of so many ranks on nodes of a known machine."""
+    """Return the topology of `ranks` ranks on nodes of a preset."""
     machine = PRESETS.get(name)
     if machine is None:
-        remedy = "Name one of these, or the file of a topology."
+        remedy = "Use one of these, or a topology file."
         raise SpecError("topology", expected=f"one of {', '.join(PRESETS)}", got=f"'{name}'", remedy=remedy)
     if ranks < 1 or (ranks > machine.ranks and ranks % machine.ranks):
-        expected = f"at most {machine.ranks} ranks or a multiple of them, as {name} has on a node"
-        raise SpecError("number of ranks", expected=expected, got=str(ranks), remedy="Fill the nodes.")
+        expected = f"at most {machine.ranks}, or a multiple of the {machine.ranks} ranks of a node of {name}"
+        raise SpecError("number of ranks", expected=expected, got=str(ranks), remedy="Use full nodes.")
     nodes = even_nodes(ranks, machine.ranks)
     inside, outside = (LinkCost(alpha * 1e-6, beta * PER_MB) for alpha, beta in (machine.inside, machine.outside))
     classes = {ONE: inside, "network": outside}
@@ -295,16 +435,16 @@ def _cube_mesh(ranks: int) -> Matrix:
     return tuple(tuple(kinds[cell] for cell in row[:ranks]) for row in CUBE_MESH[:ranks])
 
 
-def _ports(machine: Machine, number: int, node: tuple[int, ...], inside: LinkCost, outside: LinkCost) -> list[Port]:
-    """Return the cards of a node, each of as many ranks as share it, and the ways of its ranks into the switch."""
+def _ports(machine: NodePreset, number: int, node: tuple[int, ...], inside: LinkCost, outside: LinkCost) -> list[Port]:
+    """Return the ports of a node: those of its network cards, and of its ranks' connections to the switch."""
     per_card = -(-machine.ranks // machine.cards)
     ports = []
     for card in range(-(-len(node) // per_card)):
         ranks = frozenset(node[card * per_card : (card + 1) * per_card])
         name = f"node {number}" + (f", card {card}" if machine.cards > 1 else "")
-        ports += [Port(f"{name}, {way}", ranks, way, outside.per_byte, "between") for way in ("out", "in")]
-    if machine.cards > 1:  # on NVSwitch; in a mesh every pair has links of its own
+        ports += [Port(f"{name}, {one}", ranks, one, outside.per_byte, "between") for one in DIRECTIONS]
+    if machine.cards > 1:  # NVSwitch; in a mesh every pair has its own links
         for rank in node:
             own = frozenset({rank})
-            ports += [Port(f"rank {rank}, {way}", own, way, inside.per_byte, "within") for way in ("out", "in")]
+            ports += [Port(f"rank {rank}, {one}", own, one, inside.per_byte, "within") for one in DIRECTIONS]
     return ports

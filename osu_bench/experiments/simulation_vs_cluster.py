@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpi_gpucomp.cli.output import table
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.schedule.cost import default_chunk_bytes
-from mpi_gpucomp.schedule.documents import read_topology
 from mpi_gpucomp.schedule.simulate import simulate
+from mpi_gpucomp.schedule.topology import read_topology
 from osu_bench.arguments import CommandParser, names, number
 from osu_bench.cluster import Cluster
 from osu_bench.suite.results import load

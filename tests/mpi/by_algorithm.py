@@ -98,8 +98,8 @@ def wrong_files(ledger: Ledger, comm: Communicator, folder: Path) -> None:
         )
         ledger.same(f"a file for {what}", heard, wanted)
     heard = error_of(lambda: comm.Allreduce(values, total, algorithm=f"{folder}/none.xml"))
-    wanted = f"ScheduleError: file {folder}/none.xml: expected MSCCL XML, got No such file or directory. "
-    ledger.same("no file", heard, f"{wanted}Name a file that can be read.")
+    wanted = f"ScheduleError: MSCCL XML {folder}/none.xml: expected a readable file, got No such file or directory. "
+    ledger.same("no file", heard, f"{wanted}Name another file.")
     comm.Allreduce(values, total, algorithm="ring")
     ledger.check(bool((total == SIZE).all()), "after wrong files", total[:5])
 

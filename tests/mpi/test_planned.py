@@ -9,7 +9,7 @@ from launch import needs_mpirun, run
 
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.schedule.cost import LinkCost
-from mpi_gpucomp.schedule.library import add_plan
+from mpi_gpucomp.schedule.library import add_schedule
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import Topology
 
@@ -26,10 +26,10 @@ def plans(tmp_path: Path) -> Path:
     here = machine((0, 1, 2))
     for collective in ("allreduce", "allgather", "broadcast"):
         made = synthesise(here, collective, 1 << 20, 1 << 18, seconds=1.0)
-        add_plan(tmp_path, made.algorithm, here, 1 << 10, 1 << 24)
+        add_schedule(tmp_path, made.algorithm, here, 1 << 10, 1 << 24)
     # This one would be taken before those, were the ranks on nodes like its own.
     elsewhere = build("allreduce", "recursive_doubling", 3)
-    add_plan(tmp_path, elsewhere, machine((0, 1), (2,)), 1 << 18, 1 << 20)
+    add_schedule(tmp_path, elsewhere, machine((0, 1), (2,)), 1 << 18, 1 << 20)
     return tmp_path
 
 

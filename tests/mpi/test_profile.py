@@ -7,7 +7,7 @@ from pathlib import Path
 from launch import needs_mpirun, run
 
 from mpi_gpucomp.cli.main import main
-from mpi_gpucomp.schedule.documents import read_topology
+from mpi_gpucomp.schedule.topology import read_topology
 
 
 @needs_mpirun

@@ -69,7 +69,7 @@ def test_a_slow_host_has_a_slow_card_and_the_others_do_not():
     assert topology.pairs == {}
     assert [port.per_byte for port in topology.ports] == [1e-9, 1e-9, 8e-9, 8e-9, 1e-9, 1e-9]
     for pair, per_byte in (((0, 2), 1e-9), ((0, 1), 8e-9), ((1, 2), 8e-9)):
-        alone = topology.alone(*pair)
+        alone = topology.unloaded_link(*pair)
         assert alone is not None
         assert alone.per_byte == per_byte
 

@@ -80,7 +80,7 @@ def test_a_topology_with_racks_is_even_and_its_broadcast_crosses_each_uplink_onc
     topology = topology_of("racks", nodes, fits, "a test", [port for port in measured if port])
     assert topology.pairs == {}
     assert is_symmetry(topology, rotation(8, 1, 8))
-    link = topology.alone(0, 1)
+    link = topology.unloaded_link(0, 1)
     assert link is not None
     assert link.per_byte == pytest.approx(UPLINK, rel=0.1)
     made = synthesise(topology, "broadcast", 1 << 24, 1 << 20, seconds=10).routing

@@ -1,4 +1,4 @@
-"""Sketches: TACCL's fields, their mistakes, and what is derived from a topology."""
+"""Sketches: TACCL's fields, errors of invalid files, and default sketches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from test_topology import two_nodes
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.sketch import Sketch, derived, read_sketch, rotation
+from mpi_gpucomp.schedule.sketch import Sketch, default_sketch, read_sketch, rotation
 from mpi_gpucomp.schedule.topology import preset
 
 DGX2 = {
@@ -29,7 +29,7 @@ DGX2 = {
     "symmetry_offsets": [[2, 16], [16, 32]],
     "hyperparameters": {"input_chunkup": 2},
 }
-"""The example that TACCL has for two DGX-2."""
+"""TACCL's example for two DGX-2."""
 
 
 def read(tmp_path: Path, document: Any, ranks: int = 32, name: str = "dgx2") -> Sketch:
@@ -38,7 +38,7 @@ def read(tmp_path: Path, document: Any, ranks: int = 32, name: str = "dgx2") -> 
     return read_sketch(file, preset(name, ranks))
 
 
-def test_taccls_example(tmp_path: Path):
+def test_example_of_taccl(tmp_path: Path):
     sketch = read(tmp_path, DGX2)
     topology = preset("dgx2", 32)
     assert sketch.symmetries == ((2, 16), (16, 32))
@@ -50,16 +50,16 @@ def test_taccls_example(tmp_path: Path):
     assert not sketch.allows(topology, 0, 16)
 
 
-def test_the_least_sketch(tmp_path: Path):
+def test_minimal_sketches(tmp_path: Path):
     assert read(tmp_path, {}) == Sketch()
     assert read(tmp_path, {"internode_sketch": {"internode_conn": "fully-connected"}}).internode is None
     assert read(tmp_path, {"intranode_sketch": {"strategy": "maxmin"}}).connections == -1
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
-        ({"nnodes": 3}, "nnodes: expected 2, as topology dgx2, 2 nodes has, got 3."),
+        ({"nnodes": 3}, "nnodes: expected 2, as in topology dgx2, 2 nodes, got 3."),
         ({"nodes": 2}, "expected fields among nnodes, intranode_sketch, internode_sketch, symmetry_offsets, hyperpara"),
         (
             {"intranode_sketch": {"strategy": "star"}},
@@ -68,7 +68,7 @@ def test_the_least_sketch(tmp_path: Path):
         ({"intranode_sketch": {"strategy": "switch"}}, "intranode_sketch: expected a field 'switches', got none."),
         (
             {"intranode_sketch": {"strategy": "switch", "switches": [[0, 16]]}},
-            "intranode_sketch: switches[0][1]: expected a whole number from 0 to 15, got 16.",
+            "intranode_sketch: switches[0][1]: expected an integer from 0 to 15, got 16.",
         ),
         (
             {"intranode_sketch": {"strategy": "switch", "switches": [[0]], "switch_hyperedge_strategy": ["uc"]}},
@@ -76,16 +76,24 @@ def test_the_least_sketch(tmp_path: Path):
         ),
         (
             {"internode_sketch": {"internode_conn": {"20": [0]}}},
-            "internode_sketch: internode_conn: expected ranks of a node, from 0 to 15, as names, got '20'.",
+            "internode_sketch: internode_conn: expected ranks of a node, from 0 to 15, as field names, got '20'.",
         ),
         (
             {"internode_sketch": {"internode_conn": {"1": [0]}, "gpus_to_sender_rev_map": {"2": [3]}}},
-            "internode_sketch: gpus_to_sender_rev_map: 2: expected a sender that internode_conn names, got '2'.",
+            "internode_sketch: gpus_to_sender_rev_map: 2: expected a sender listed in internode_conn, got '2'.",
         ),
         (
             {"internode_sketch": {"gpus_to_sender_rev_map": {"2": [3], "4": [3]}}},
             "internode_sketch: gpus_to_sender_rev_map: 4: expected one sender for each rank, got two for rank 3.",
         ),
+        (
+            {"internode_sketch": {"internode_conn": {"9" * 5000: [0]}}},
+            "internode_sketch: internode_conn: expected ranks of a node, from 0 to 15, as field names, got '999",
+        ),
+        ({"internode_sketch": {"internode_conn": 3}}, "internode_sketch: internode_conn: expected an object {...}, "),
+        ({"internode_sketch": []}, "internode_sketch: expected an object {...}, got []."),
+        ({"symmetry_offsets": 1}, "symmetry_offsets: expected a list [...], got 1."),
+        ([], "expected an object {...}, got []."),
         ({"internode_sketch": {"enforce_ordering": 1}}, "internode_sketch: enforce_ordering: expected true or false, "),
         (
             {"symmetry_offsets": [[2, 7]]},
@@ -93,25 +101,25 @@ def test_the_least_sketch(tmp_path: Path):
         ),
         (
             {"symmetry_offsets": [[1, 16]]},
-            "symmetry_offsets[0]: expected a rotation that maps the links of topology dgx2, 2 nodes onto each other, ",
+            "symmetry_offsets[0]: expected a symmetry of topology dgx2, 2 nodes, ",
         ),
-        ({"hyperparameters": {"input_chunkup": 0}}, "hyperparameters: input_chunkup: expected a whole number from 1 "),
+        ({"hyperparameters": {"input_chunkup": 0}}, "hyperparameters: input_chunkup: expected an integer from 1 to 64"),
     ],
 )
-def test_mistakes(tmp_path: Path, document: Any, said: str):
+def test_errors_of_invalid_files(tmp_path: Path, document: Any, message: str):
     with pytest.raises(SpecError) as caught:
         read(tmp_path, document)
-    assert str(caught.value).startswith(f"sketch {tmp_path / 'sketch.json'}: {said}")
+    assert str(caught.value).startswith(f"sketch {tmp_path / 'sketch.json'}: {message}")
 
 
 def test_derived():
-    assert derived(two_nodes(pairs={}), rooted=False) == Sketch(symmetries=((1, 2), (2, 4)))
-    assert derived(two_nodes(pairs={}), rooted=True) == Sketch(chunkup=2)
-    assert derived(two_nodes(), rooted=False, chunkup=3) == Sketch(chunkup=3), "a missing link is no symmetry"
-    many = derived(preset("dgx2", 64), rooted=False)
-    assert sorted(many.internode or {}) == list(range(0, 16, 2)), "one for each card"
+    assert default_sketch(two_nodes(pairs={}), rooted=False) == Sketch(symmetries=((1, 2), (2, 4)))
+    assert default_sketch(two_nodes(pairs={}), rooted=True) == Sketch(chunkup=2)
+    assert default_sketch(two_nodes(), rooted=False, chunkup=3) == Sketch(chunkup=3), "a missing link"
+    many = default_sketch(preset("dgx2", 64), rooted=False)
+    assert sorted(many.internode or {}) == list(range(0, 16, 2)), "one per card"
     assert many.symmetries == ((16, 64),)
-    assert derived(preset("dgx-a100", 32), rooted=False).symmetries == ((1, 8), (8, 32))
+    assert default_sketch(preset("dgx-a100", 32), rooted=False).symmetries == ((1, 8), (8, 32))
 
 
 def test_rotations():

@@ -10,8 +10,8 @@ from test_topology import two_nodes
 
 from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.schedule.algorithms import build
-from mpi_gpucomp.schedule.documents import write_topology
 from mpi_gpucomp.schedule.msccl_xml import write
+from mpi_gpucomp.schedule.topology import write_topology
 
 SIMULATED = """\
 topology    gigabit, 4 nodes

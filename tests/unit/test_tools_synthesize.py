@@ -12,12 +12,11 @@ from test_topology import two_nodes
 from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.cli.synthesize import _planned
 from mpi_gpucomp.schedule.cost import PER_MB, LinkCost
-from mpi_gpucomp.schedule.documents import write_topology
 from mpi_gpucomp.schedule.library import ScheduleLibrary
-from mpi_gpucomp.schedule.msccl_xml import facts, read
+from mpi_gpucomp.schedule.msccl_xml import read, read_header
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.synth import synthesise
-from mpi_gpucomp.schedule.topology import WAYS, Port, Topology
+from mpi_gpucomp.schedule.topology import DIRECTIONS, Port, Topology, write_topology
 from mpi_gpucomp.schedule.verify import check
 
 MADE = """\
@@ -38,7 +37,9 @@ def racks(folder: Path, hosts: int, racks: int) -> Topology:
     """Write the topology of hosts that were dealt out to racks, with uplinks as slow as two hosts together."""
     islands = [frozenset(range(rack, hosts, racks)) for rack in range(racks)]
     sets = {frozenset({host}): 20000 for host in range(hosts)} | dict.fromkeys(islands, 40000)
-    ports = [Port(f"{sorted(ranks)}, {way}", ranks, way, beta * PER_MB) for ranks, beta in sets.items() for way in WAYS]
+    ports = [
+        Port(f"{sorted(ranks)}, {way}", ranks, way, beta * PER_MB) for ranks, beta in sets.items() for way in DIRECTIONS
+    ]
     nodes = tuple((host,) for host in range(hosts))
     made = Topology(f"{racks} racks", nodes, {"lan": LinkCost(5e-5, 20000 * PER_MB)}, None, "lan", ports=tuple(ports))
     write_topology(made, folder / "racks.json")
@@ -54,7 +55,7 @@ def test_a_file_and_a_directory_of_plans(tmp_path: Path, capsys: pytest.CaptureF
     assert said.startswith(f"topology      3 racks ({topology.hash})\nalgorithm     allgather, 5 ranks")
     assert said.splitlines()[-1].startswith(f"written to {plans}/allgather-5ranks-{topology.hash}-")
     check(read(output), 1)
-    assert facts(output).topology == topology.hash
+    assert read_header(output).topology == topology.hash
     found = ScheduleLibrary(plans, topology.nodes).find("allgather", 5, 64 << 20)
     assert found is not None
     assert found.programs == read(output).programs

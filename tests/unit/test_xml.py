@@ -1,4 +1,4 @@
-"""MSCCL XML: real files and our own, there and back, and files that are none."""
+"""MSCCL XML: real files, round trips of our own, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from interpreter import run
 from mpi_gpucomp.errors import ScheduleError
 from mpi_gpucomp.schedule import COLLECTIVES, Lane, Place, Step, checked
 from mpi_gpucomp.schedule.algorithms import algorithms, build
-from mpi_gpucomp.schedule.msccl_xml import LARGEST, read, write
+from mpi_gpucomp.schedule.msccl_xml import MAX_LENGTH, read, read_header, write
 from mpi_gpucomp.schedule.verify import check
 
 RING = """\
@@ -37,7 +37,7 @@ RING = """\
 
 SCRATCH = """\
 <?xml version="1.0"?>
-<!-- All pairs, on two channels, through scratch. Blocks and steps are numbered as their author liked. -->
+<!-- All pairs, on two channels, through scratch. Blocks and steps have arbitrary numbers. -->
 <algo name="pairs" coll="reduce_scatter" nchunksperloop="4" minBytes="0" maxBytes="1048576">
   <gpu id="1" i_chunks="4" o_chunks="2" s_chunks="2">
     <tb id="7" send="0" recv="0" chan="0">
@@ -68,13 +68,13 @@ SCRATCH = """\
 """
 
 
-def refusal(text: str | Path) -> str:
+def error_of(text: str | Path) -> str:
     with pytest.raises(ScheduleError) as caught:
         read(text)
     return str(caught.value)
 
 
-def test_a_ring_of_two():
+def test_ring_of_two_ranks():
     algorithm = checked(read(RING))
     assert (algorithm.name, algorithm.collective, algorithm.ranks) == ("allreduce_ring", "allreduce", 2)
     assert (algorithm.chunks, algorithm.in_place, algorithm.root) == (2, True, None)
@@ -84,35 +84,35 @@ def test_a_ring_of_two():
     run(algorithm)
 
 
-def test_channels_scratch_idle_steps_and_gaps():
+def test_channels_scratch_nops_and_gaps_in_numbering():
     algorithm = checked(read(SCRATCH))
     assert (algorithm.collective, algorithm.ranks, algorithm.chunks) == ("reduce_scatter", 2, 4)
     assert [step.after for step in algorithm.programs[1].lanes[2].steps] == [(), ((0, 1),), ((1, 1),)]
     run(algorithm)
 
 
-def test_a_file(tmp_path: Path):
+def test_file(tmp_path: Path):
     path = tmp_path / "ring.xml"
     path.write_text("\ufeff" + RING, encoding="utf-8")
     assert read(path) == read(str(path)) == read(RING)
 
 
 @pytest.mark.parametrize("spelling", ["allreduce", "AllReduce", "all_reduce", "all-reduce"])
-def test_spellings(spelling: str):
+def test_spellings_of_a_collective(spelling: str):
     assert read(RING.replace('"allreduce"', f'"{spelling}"')) == read(RING)
 
 
 @pytest.mark.parametrize(("spelling", "collective"), [("reducescatter", "reduce_scatter"), ("bcast", "broadcast")])
-def test_other_spellings(spelling: str, collective: str):
+def test_short_spellings_of_collectives(spelling: str, collective: str):
     assert read(f'<algo name="a" coll="{spelling}"><gpu id="0" i_chunks="1"/></algo>').collective == collective
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 5, 8])
 @pytest.mark.parametrize(
-    ("collective", "name"), [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
+    ("collective", "name"), [(collective, info.name) for collective in COLLECTIVES for info in algorithms(collective)]
 )
-def test_there_and_back(collective: str, name: str, ranks: int, in_place: bool):
+def test_round_trip(collective: str, name: str, ranks: int, in_place: bool):
     nodes = [range(ranks)[::2], range(ranks)[1::2]] if ranks > 1 else None
     algorithm = build(collective, name, ranks, ranks // 2, nodes, in_place)
     back = read(write(algorithm))
@@ -125,7 +125,7 @@ def test_there_and_back(collective: str, name: str, ranks: int, in_place: bool):
         assert back == algorithm
 
 
-def test_several_dependencies_become_idle_steps():
+def test_several_dependencies_become_nops():
     text = write(build("gather", "binomial", 4))
     assert text.splitlines()[:2] == [
         '<algo name="binomial" proto="Simple" nchannels="1" nchunksperloop="4" ngpus="4" coll="gather" inplace="0" '
@@ -149,7 +149,7 @@ def test_several_dependencies_become_idle_steps():
     )
 
 
-def test_steps_behind_idle_ones_are_still_found():
+def test_dependencies_on_steps_after_nops():
     lanes = (
         Lane(None, None, 0, (Step("cpy", Place("i", 0), Place("s", 0)),)),
         Lane(None, None, 1, (Step("cpy", Place("i", 0), Place("s", 1)),)),
@@ -157,15 +157,15 @@ def test_steps_behind_idle_ones_are_still_found():
         Lane(None, None, 3, (Step("cpy", Place("s", 2), Place("o", 0), after=((2, 0),)),)),
     )
     one = build("allreduce", "tree", 1)
-    algorithm = type(one)("idle", "allreduce", 1, 1, False, (type(one.programs[0])(1, 1, 3, lanes),))
+    algorithm = type(one)("nops", "allreduce", 1, 1, False, (type(one.programs[0])(1, 1, 3, lanes),))
     check(algorithm)
     back = read(write(algorithm))
     assert back.programs[0].lanes[3].steps[0].after == ((2, 1),)
     check(back)
 
 
-WRONG = [
-    ('coll="allreduce"', "", "MSCCL XML: <algo>: coll: expected a value, got nothing. Correct the file."),
+INVALID = [
+    ('coll="allreduce"', "", "MSCCL XML: <algo>: coll: expected a value, got none. Correct the file."),
     (
         'coll="allreduce"',
         'coll="scan"',
@@ -175,23 +175,22 @@ WRONG = [
     (
         'ngpus="2"',
         'ngpus="3"',
-        "MSCCL XML: <algo>: ngpus: expected one <gpu> for each id from 0 to ngpus - 1, got those with id 0, 1. "
-        "Correct the file.",
+        "MSCCL XML: <algo>: ngpus: expected one <gpu> for each id from 0 to ngpus - 1, got ids 0, 1. Correct the file.",
     ),
     (
         'nchunksperloop="2"',
         'nchunksperloop="two"',
-        "MSCCL XML: <algo>: nchunksperloop: expected a whole number from 0 on, got 'two'. Correct the file.",
+        "MSCCL XML: <algo>: nchunksperloop: expected an integer of at least 0, got 'two'. Correct the file.",
     ),
     (
         '<gpu id="1"',
         "<gpu",
-        "MSCCL XML: <algo> <gpu>: id: expected a whole number from 0 on, got nothing. Correct the file.",
+        "MSCCL XML: <algo> <gpu>: id: expected an integer of at least 0, got none. Correct the file.",
     ),
     (
         'send="1" recv="1"',
         'send="-2" recv="1"',
-        "MSCCL XML: <algo> <gpu id=0> <tb id=0>: send: expected a whole number from -1 on, got '-2'. Correct the file.",
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0>: send: expected an integer of at least -1, got '-2'. Correct the file.",
     ),
     (
         'type="rrcs" srcbuf="i" srcoff="1"',
@@ -208,7 +207,7 @@ WRONG = [
     (
         'type="s" srcbuf="i" srcoff="0"',
         'type="s" srcbuf="i" srcoff="-1"',
-        "MSCCL XML: <algo> <gpu id=0> <tb id=0> <step s=0>: srcoff: expected a whole number from 0 on, got '-1'. "
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0> <step s=0>: srcoff: expected an integer of at least 0, got '-1'. "
         "Correct the file.",
     ),
     (
@@ -220,19 +219,18 @@ WRONG = [
     (
         '<step s="1"',
         '<step s="0"',
-        "MSCCL XML: <algo> <gpu id=0> <tb id=0>: s: expected a number of its own for each <step>, "
-        "got one that is there twice. Correct the file.",
+        "MSCCL XML: <algo> <gpu id=0> <tb id=0>: s: expected a distinct number for each <step>, "
+        "got a duplicate. Correct the file.",
     ),
     (
         "</tb>",
         '</tb><tb id="0"/>',
-        "MSCCL XML: <algo> <gpu id=0>: id: expected an id of its own for each <tb>, got one that is there twice. "
-        "Correct the file.",
+        "MSCCL XML: <algo> <gpu id=0>: id: expected a distinct id for each <tb>, got a duplicate. Correct the file.",
     ),
     (
         "</tb>",
         "</tb><td/>",
-        "MSCCL XML: <algo> <gpu id=0>: expected <tb> elements alone inside, got <td>. Correct the file.",
+        "MSCCL XML: <algo> <gpu id=0>: expected only <tb> elements inside, got <td>. Correct the file.",
     ),
     (
         "</algo>",
@@ -242,49 +240,83 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("right", "wrong", "said"), WRONG)
-def test_wrong_files_say_where(right: str, wrong: str, said: str):
+@pytest.mark.parametrize(("right", "wrong", "message"), INVALID)
+def test_errors_of_invalid_files(right: str, wrong: str, message: str):
     assert right in RING
-    assert refusal(RING.replace(right, wrong, 1)) == said
+    assert error_of(RING.replace(right, wrong, 1)) == message
 
 
 def test_other_xml():
-    assert refusal("<html/>") == (
+    assert error_of("<html/>") == (
         "MSCCL XML: <html>: expected <algo> as the outermost element, got <html>. Correct the file."
     )
 
 
-def test_declarations_are_refused():
+def test_declarations_are_rejected():
     bomb = '<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">]>' + RING.replace("allreduce_ring", "&c;")
-    said = "MSCCL XML: expected elements and comments alone, got a declaration (<!...>). Leave it out."
-    assert refusal(bomb) == said
-    assert refusal('<?xml version="1.0"?>\n<!DOCTYPE a SYSTEM "file:///etc/passwd"><algo/>') == said
+    message = "MSCCL XML: expected only elements and comments, got a declaration (<!...>). Remove it."
+    assert error_of(bomb) == message
+    assert error_of('<?xml version="1.0"?>\n<!DOCTYPE a SYSTEM "file:///etc/passwd"><algo/>') == message
 
 
-def test_giants_are_refused(tmp_path: Path):
-    said = f"MSCCL XML: expected at most {LARGEST} characters, got more. Write a schedule of fewer steps."
+def test_oversized_files_are_rejected(tmp_path: Path):
     path = tmp_path / "giant.xml"
     with path.open("wb") as file:
-        file.truncate(LARGEST + 1)
-    assert refusal(path) == said
+        file.truncate(MAX_LENGTH + 1)
+    assert error_of(path) == (
+        f"MSCCL XML {path}: expected at most {MAX_LENGTH} characters, got more. Write a schedule of fewer steps."
+    )
     wide = read(RING.replace('i_chunks="2" o_chunks="0" s_chunks="0"', 'i_chunks="2" s_chunks="999999999"'))
     with pytest.raises(ScheduleError, match="scratch: expected 0 to 1048576 chunks, got 999999999"):
         check(wide)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path):
-    assert refusal(tmp_path / "none.xml") == (
-        f"file {tmp_path}/none.xml: expected MSCCL XML, got No such file or directory. Name a file that can be read."
+def test_unreadable_files(tmp_path: Path):
+    assert error_of(tmp_path / "none.xml") == (
+        f"MSCCL XML {tmp_path}/none.xml: expected a readable file, got No such file or directory. Name another file."
     )
     path = tmp_path / "binary.xml"
     path.write_bytes(b"\xff\xfe\xfd")
-    assert refusal(str(path)) == (
-        f"file {path}: expected MSCCL XML, got bytes that are not UTF-8. Name a file that can be read."
+    assert error_of(str(path)) == (
+        f"MSCCL XML {path}: expected a readable file, got bytes that are not UTF-8. Name another file."
     )
 
 
+def test_errors_name_the_file(tmp_path: Path):
+    path = tmp_path / "ring.xml"
+    path.write_text(RING.replace('cnt="1"', 'cnt="0"', 1))
+    assert error_of(path) == (
+        f"MSCCL XML {path}: <algo> <gpu id=0> <tb id=0> <step s=0>: cnt: expected an integer of at least 1, got '0'. "
+        "Correct the file."
+    )
+    path.write_text(RING[: len(RING) // 2])
+    assert error_of(path).startswith(f"MSCCL XML {path}: expected well-formed XML, got ")
+    assert error_of("\0") == "MSCCL XML \0: expected a readable file, got embedded null byte. Name another file."
+
+
+def test_number_of_gpus():
+    ids = "MSCCL XML: <algo>: ngpus: expected one <gpu> for each id from 0 to ngpus - 1, got ids {}. Correct the file."
+    assert error_of(RING.replace('ngpus="2"', f'ngpus="{10**18}"')) == ids.format("0, 1")
+    assert error_of(RING.replace('gpu id="1"', 'gpu id="0"')) == ids.format("0, 0")
+    assert error_of('<algo name="a" coll="bcast"/>') == ids.format("none")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ('topology="../other"', "topology: expected the hash of a topology, got '../other'."),
+        ('minBytes="9" maxBytes="8"', "minBytes: expected at most maxBytes, 8, got '9'."),
+        ('maxBytes="1e6"', "maxBytes: expected an integer of at least 0, got '1e6'."),
+    ],
+)
+def test_errors_of_invalid_headers(attributes: str, message: str):
+    with pytest.raises(ScheduleError) as caught:
+        read_header(f"<algo {attributes}/>")
+    assert str(caught.value) == f"MSCCL XML: <algo>: {message} Correct the file."
+
+
 @given(st.data())
-def test_damaged_files_are_errors_of_ours(data: st.DataObject):
+def test_damaged_files_raise_schedule_errors(data: st.DataObject):
     start = data.draw(st.integers(0, len(SCRATCH) - 1))
     end = data.draw(st.integers(start, min(start + 20, len(SCRATCH))))
     text = "<" + (SCRATCH[:start] + data.draw(st.text(max_size=5)) + SCRATCH[end:])[1:]

@@ -1,4 +1,4 @@
-"""Schedules as other tools write them: several channels, scratch, nop steps, dependencies between lanes."""
+"""Schedules as msccl-tools writes them: several channels, scratch, nop steps, dependencies between lanes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from test_synth import run
 
 from mpi_gpucomp.errors import ScheduleError
-from mpi_gpucomp.schedule.msccl_xml import facts, read
+from mpi_gpucomp.schedule.msccl_xml import read, read_header
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.topology import preset
 from mpi_gpucomp.schedule.verify import check
@@ -25,11 +25,11 @@ def step(number: int, what: Step, needed: bool) -> str:
 def text(
     coll: str, ranks: int, chunks: int, channels: int, programs: list[tuple[str, list[tuple[str, list[Step]]]]]
 ) -> str:
-    """Write a file as msccl-tools does: attributes that we do not need, comments and blank lines included."""
+    """Return a file in the style of msccl-tools, with attributes that we ignore, comments and blank lines."""
     lines = [
         f'<algo name="{coll}_allpairs" nchannels="{channels}" nchunksperloop="{chunks}" proto="LL" ngpus="{ranks}" '
         f'coll="{coll}" inplace="1" outofplace="0" minBytes="0" maxBytes="0" redop="sum" nthreadblocks="12">',
-        "  <!-- made by hand, for a test -->",
+        "  <!-- comment -->",
     ]
     for rank, (lengths, blocks) in enumerate(programs):
         lines.append(f'  <gpu id="{rank}" {lengths}>')
@@ -43,7 +43,7 @@ def text(
 
 
 def allpairs(ranks: int, channels: int) -> str:
-    """All-reduce: everybody sends everybody its share, on every channel a part, adds up, and sends the sums back."""
+    """Return an all-pairs allreduce: each rank reduces one block, received from all others, and sends the sum back."""
     programs = []
     for rank in range(ranks):
         others = [peer for peer in range(ranks) if peer != rank]
@@ -73,8 +73,8 @@ def allpairs(ranks: int, channels: int) -> str:
     return text("allreduce", ranks, ranks * channels, channels, programs)
 
 
-def relayed(ranks: int) -> str:
-    """All-gather by two relays: even ranks pass on for odd ones, on two channels, through scratch and copies."""
+def ring_allgather(ranks: int) -> str:
+    """Return an allgather around a ring, with the last block copied from scratch."""
     programs = []
     for rank in range(ranks):
         blocks: list[tuple[str, list[Step]]] = []
@@ -97,26 +97,26 @@ def test_all_pairs_with_channels_scratch_nops_and_dependencies(ranks: int, chann
     assert algorithm.chunks == ranks * channels
     assert max(lane.channel for lane in algorithm.programs[0].lanes) == channels - 1
     check(algorithm, 1)
-    assert facts(allpairs(ranks, channels)).least == 0
+    assert read_header(allpairs(ranks, channels)).min_bytes == 0
     if ranks == 8:
         assert simulate(algorithm, preset("dgx-a100", 8), 1 << 20, 1 << 14).seconds > 0
 
 
 @pytest.mark.parametrize("codec", ["none", "split"])
-def test_they_run(codec: str):
-    run(read(relayed(5)), codec)
-    run(read(relayed(2)), codec)
+def test_ring_runs_on_the_engine(codec: str):
+    run(read(ring_allgather(5)), codec)
+    run(read(ring_allgather(2)), codec)
 
 
-def test_all_pairs_run_out_of_place_too():
-    """The sums go to the output, so that the caller's input stays as it was."""
+def test_in_place_schedule_declared_out_of_place():
+    """Its sums are stored in the input, which is read-only then."""
     text = allpairs(4, 2).replace('inplace="1" outofplace="0"', 'inplace="0" outofplace="1"')
     with pytest.raises(ScheduleError, match="expected the output or scratch, got input chunk"):
         check(read(text), 1)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (
             'depid="6" deps="5"',
@@ -132,8 +132,8 @@ def test_all_pairs_run_out_of_place_too():
         ('type="re"', 'type="cpy"', "output chunk 0: expected the sum of chunk 0 of ranks 0..3"),
     ],
 )
-def test_what_is_wrong_in_them_is_found(old: str, new: str, said: str):
+def test_mutations_are_rejected(old: str, new: str, message: str):
     broken = allpairs(4, 2).replace(old, new)
     assert broken != allpairs(4, 2)
-    with pytest.raises(ScheduleError, match=said):
+    with pytest.raises(ScheduleError, match=message):
         check(read(broken), 1)

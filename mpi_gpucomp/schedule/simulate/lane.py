@@ -250,7 +250,7 @@ class Walk:
     def _encode(self, loop: int) -> Waiting:
         """Wait until a chunk is encoded, or copied to where it can leave from."""
         work = self._queue("encode", loop, self._sent_as.encode)
-        clock, wait = self._rank.clock, self._rank.wire.handling.wait
+        clock, wait = self._rank.clock, self._rank.wire.message_cost.wait
         # A frame that is made is noticed no sooner than a message that has come.
         work.wake = (lambda: clock.at(clock.now + wait, self.go_on)) if wait else self.go_on
         while not work.done or clock.now < work.ended + wait:
@@ -259,7 +259,7 @@ class Walk:
 
     def _queue(self, kind: str, loop: int, per_byte: float) -> Work:
         rank, nbytes = self._rank, self._rank.pieces[loop]
-        seconds = nbytes * per_byte + (0.0 if rank.plain else rank.wire.handling.frame)
+        seconds = nbytes * per_byte + (0.0 if rank.plain else rank.wire.message_cost.frame)
         return rank.stream.add(Work(kind, loop, nbytes, seconds, self._cause))
 
     def _post(self, loop: int, form: CodecCost) -> None:

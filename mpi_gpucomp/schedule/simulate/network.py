@@ -152,8 +152,8 @@ class Wire:
         cores: Mapping[int, Cores] | None = None,
     ) -> None:
         """Find out which connections share what; ranks handle their messages on these cores."""
-        self._clock, self._records, self.handling = clock, records, topology.handling
-        costs = topology.handling != NO_MESSAGE_COST
+        self._clock, self._records, self.message_cost = clock, records, topology.message_cost
+        costs = topology.message_cost != NO_MESSAGE_COST
         hands = [Stream(clock, rank, records, (cores or {}).get(rank)) for rank in range(topology.ranks)]
         self._hands = hands if costs else None
         keys = dict.fromkeys(
@@ -188,7 +188,7 @@ class Wire:
         if self._hands is None:
             self._line_up(connection, nbytes, loop, cause)
             return
-        work = Work("handle", loop, nbytes, self.handling.seconds(nbytes), cause)
+        work = Work("handle", loop, nbytes, self.message_cost.seconds(nbytes), cause)
         work.wake = lambda: self._line_up(connection, nbytes, loop, work.number)
         self._hands[connection.sender].add(work)
 
@@ -230,10 +230,10 @@ class Wire:
         if self._hands is None:
             self._there(connection, number)
         else:
-            work = Work("handle", loop, nbytes, self.handling.seconds(nbytes), number)
+            work = Work("handle", loop, nbytes, self.message_cost.seconds(nbytes), number)
             work.wake = lambda: self._there(connection, work.number)
             hands = self._hands[receiver]
-            self._clock.at(now + self.handling.wait, lambda: hands.queue(work))
+            self._clock.at(now + self.message_cost.wait, lambda: hands.queue(work))
 
     def _there(self, connection: Connection, number: int) -> None:
         """Let the receiver have a message, which it has handled."""

@@ -11,7 +11,7 @@ from mpi_gpucomp.schedule.builder import ScheduleBuilder, i, o
 from mpi_gpucomp.schedule.cost import FREE
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import simulate
-from mpi_gpucomp.schedule.sketch import check_fits, derived
+from mpi_gpucomp.schedule.sketch import check_symmetries, default_sketch
 from mpi_gpucomp.schedule.synth.contiguity import joined, ordered
 from mpi_gpucomp.schedule.synth.lowering import add_copies, add_reductions, keep_own
 from mpi_gpucomp.schedule.synth.problem import MIRRORED, Problem, chunks_of
@@ -73,8 +73,8 @@ def synthesise(
     begun = perf_counter()
     kind = COLLECTIVES[collective]
     _check(topology, collective, root, in_place=in_place, mixed=mixed)
-    sketch = sketch or derived(topology, rooted=kind.rooted)
-    check_fits(sketch, topology)
+    sketch = sketch or default_sketch(topology, rooted=kind.rooted)
+    check_symmetries(sketch, topology)
     if kind.rooted:
         sketch = replace(sketch, symmetries=())
     codings = (topology.codecs.get("none", FREE), coding) if coding and mixed else (coding or FREE,)

@@ -139,11 +139,11 @@ class Problem:
         """Return the time until a chunk has come over a link that is free, decoding not included."""
         if self.both:
             return sum(half.latency(a, b, form) for half in self.halves)
-        alone = self.topology.alone(*self.real(a, b))
+        alone = self.topology.unloaded_link(*self.real(a, b))
         assert alone is not None
         coding = self.codings[form]
         again = self.piece * (coding.encode + coding.decode) if self.mirrored else 0.0
-        nbytes, handling = self.piece / coding.ratio, self.topology.handling
+        nbytes, handling = self.piece / coding.ratio, self.topology.message_cost
         return alone.seconds(nbytes) + self.topology.per_chunk + 2 * handling.seconds(nbytes) + handling.wait + again
 
     def loads(self, a: int, b: int, form: int) -> tuple[tuple[str, float], ...]:
@@ -164,7 +164,7 @@ class Problem:
         for number in self.topology.ports_of(sender, receiver):
             port = self.topology.ports[number]
             yield port.name, self.piece / coding.ratio * port.per_byte
-        handled = self.topology.handling.seconds(self.piece / coding.ratio)
+        handled = self.topology.message_cost.seconds(self.piece / coding.ratio)
         yield from self.coding_loads(sender, handled, "messages of")
         yield from self.coding_loads(receiver, handled, "messages of")
         yield from self.coding_loads(receiver, self.piece * coding.decode)
