@@ -1,4 +1,4 @@
-"""Bytes in and out of a device's memory."""
+"""Copies bytes to and from device memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mpi_gpucomp.device import Device, Memory, Stream
 
 
 def view(memory: Memory) -> np.ndarray:
-    """See host or pinned memory as bytes."""
+    """Return a view of host or pinned memory as bytes."""
     return np.frombuffer((ctypes.c_uint8 * memory.nbytes).from_address(memory.address), np.uint8)
 
 
 def upload(data: np.ndarray, device: Device, stream: Stream) -> Memory:
-    """Bring an array to a device and wait until it is there."""
+    """Copy an array to a device and wait for it."""
     staging, memory = device.pinned(data.nbytes), device.alloc(data.nbytes)
     view(staging)[:] = data.reshape(-1).view(np.uint8)
     stream.copy(memory.address, staging.address, data.nbytes)
@@ -25,7 +25,7 @@ def upload(data: np.ndarray, device: Device, stream: Stream) -> Memory:
 
 
 def download(memory: Memory, stream: Stream) -> np.ndarray:
-    """Bring bytes back from a device, behind what is queued on `stream`."""
+    """Copy bytes back from a device, after the work queued on `stream`."""
     with memory.device.pinned(memory.nbytes) as staging:
         stream.copy(staging.address, memory.address, memory.nbytes)
         stream.synchronize()

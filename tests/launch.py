@@ -1,4 +1,4 @@
-"""How tests start programs under mpirun, whichever MPI that is."""
+"""Starts programs under mpirun, with any MPI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ needs_mpirun = pytest.mark.skipif(LAUNCHER is None, reason="no mpirun: pip insta
 def run(
     ranks: int, *arguments: str, mpich: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments on so many ranks, from the root of the project; with the MPICH that is there."""
+    """Run Python with these arguments on several ranks, in the project root; `mpich` is the prefix of another MPI."""
     launcher = _below(mpich) if mpich else LAUNCHER
     assert launcher is not None
     added = {**launcher.environment, **(environment or {}), "PYTHONPATH": str(ROOT)}

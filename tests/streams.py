@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class LevelStream(InlineStream):
-    """An inline stream with the library of one instruction set; each kernel's tiles go to `pieces` workers in turn."""
+    """An inline stream with the library of one instruction set; each kernel's tiles are split among `workers`."""
 
-    def __init__(self, level: str, pieces: int = 1) -> None:
+    def __init__(self, level: str, workers: int = 1) -> None:
         """Load the library."""
         super().__init__(cast("HostDevice", get_device("host")))
         self._library = ctypes.CDLL(str(choose(library_directory(), processor_flags(), level).path))
-        self._pieces = pieces
+        self._workers = workers
 
     def launch(self, kernel: str, tiles: int, *args: int | float, split: bool = True, grain: int = 64) -> None:
-        """Run a kernel over all its tiles, as so many workers would."""
-        pieces = self._pieces if split else 1
-        for first, last in pairwise(tiles * piece // pieces for piece in range(pieces + 1)):
+        """Run a kernel over all its tiles, as this number of workers would."""
+        workers = self._workers if split else 1
+        for first, last in pairwise(tiles * number // workers for number in range(workers + 1)):
             self._put(self._lane.work, self._library[kernel], *arguments([first, last, *args]))
 
 

@@ -1,7 +1,7 @@
-"""Run under mpirun: collectives that each rank starts, and waits for, in an order of its own.
+"""Run under mpirun: every rank starts collectives, and waits for them, in a different order.
 
 any_order.py SEED            200 collectives in 2 slots
-any_order.py SEED SECONDS    for so long, with slots, chunks, sizes and priorities drawn anew for every round
+any_order.py SEED SECONDS    rounds for this time, each with random slots, chunks, sizes and priorities
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from osu_bench.experiments.any_order import Call, draw, shuffled
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
-PATIENCE = 110
-"""Seconds after which a round counts as hung."""
+HANG_SECONDS = 110
+"""After this time a rank that hangs prints its stack and exits."""
 
 
 def complete(comm: Communicator, calls: list[Call], seed: int, most_priority: int = 0) -> None:
-    """Start all in one order and wait for them in another, neither of them another rank's."""
+    """Start all calls in one random order and wait for them in another; the orders differ among ranks."""
     random, requests = Random(seed * SIZE + RANK), {}
     for call in shuffled(calls, seed, RANK):
         options = {"name": call.what.name, "codec": call.what.codec, "priority": random.randint(0, most_priority)}
@@ -33,20 +33,20 @@ def complete(comm: Communicator, calls: list[Call], seed: int, most_priority: in
 
 
 def verify(calls: list[Call]) -> None:
-    """Compare with the definition, then with what MPI makes of the same buffers, in order."""
+    """Compare with the expected values, then with native MPI on the same buffers, in order."""
     for call in calls:
         assert not call.wrong(), f"rank {RANK}: {call.what} is wrong"
         ours = None if call.receive is None else call.receive.tobytes()
         call.reset()
         call.start(WORLD).Wait()
-        assert ours is None or ours == call.receive.tobytes(), f"rank {RANK}: {call.what} is not as MPI has it"
+        assert ours is None or ours == call.receive.tobytes(), f"rank {RANK}: {call.what} differs from native MPI"
 
 
 def run(seed: int, collectives: int, *, most_bytes: int, slots: int, chunk: int, most_priority: int = 0) -> None:
     calls = [Call(collective, RANK) for collective in draw(seed, collectives, SIZE, most_bytes)]
     for call in calls:
         call.reset()
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # a rank that hangs shows where, and ends
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     with Communicator(WORLD, slots=slots, chunk=chunk) as comm:
         complete(comm, calls, seed, most_priority)
     faulthandler.cancel_dump_traceback_later()
@@ -54,7 +54,7 @@ def run(seed: int, collectives: int, *, most_bytes: int, slots: int, chunk: int,
 
 
 def stress(seed: int, seconds: float) -> int:
-    """Run rounds until the time is over on rank 0, which says what it runs; return how many collectives were right."""
+    """Run rounds until rank 0's time is over; return the number of verified collectives."""
     end, right = monotonic() + seconds, 0
     while WORLD.bcast(monotonic() < end):
         random = Random(seed)

@@ -1,6 +1,6 @@
-"""Buffers of every kind, filled with given values; each tells what it holds and whether all else is as it was.
+"""Buffer arguments of every kind, filled with given values, with access to their elements and the memory around them.
 
-A kind is a function that takes the values, one row for each block, and returns a `Held`.
+A kind is a function that takes the values, one array for each block, and returns a `Held`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ except ImportError:
 Values = Sequence[np.ndarray]
 """One array for each block."""
 GAP = 0xA5
-"""What every byte is that belongs to no element."""
+"""The value of every byte outside the elements."""
 
 
 class Held(NamedTuple):
-    """An argument for a method of mpi4py, and a look at its elements and at the memory around them."""
+    """A buffer argument of mpi4py; `read` returns its elements, `intact` checks the memory around them."""
 
     spec: Any
     read: Callable[[], np.ndarray]
@@ -40,16 +40,16 @@ def datatype(dtype: np.dtype) -> MPI.Datatype:
 
 
 def empty(count: int, dtype: np.dtype) -> np.ndarray:
-    """Return elements that nobody has written."""
+    """Return memory filled with GAP."""
     return np.frombuffer(bytearray([GAP]) * (count * dtype.itemsize), dtype).copy()
 
 
 def within(base: np.ndarray, places: Any, values: np.ndarray) -> tuple[Callable[[], np.ndarray], Callable[[], bool]]:
-    """Put values at some places of a base, and return looks at them and at the others."""
+    """Store values at some places of a base; return `read` and `intact` for them."""
     base[places] = values.reshape(base[places].shape)
 
     def intact() -> bool:
-        raw = np.dtype(f"V{base.itemsize}")  # bytes are copied as they are, whatever they would mean
+        raw = np.dtype(f"V{base.itemsize}")  # compare bytes, not values
         around = base.view(raw).copy()
         around[places] = empty(1, raw)[0]
         return around.tobytes() == empty(base.size, raw).tobytes()
@@ -61,16 +61,16 @@ def joined(values: Values) -> np.ndarray:
     return np.concatenate(values)
 
 
-# One piece of memory
+# Contiguous and strided memory
 
 
-def plain(values: Values) -> Held:
+def contiguous(values: Values) -> Held:
     whole = joined(values)
     return Held(whole, lambda: whole)
 
 
 def matrix(values: Values) -> Held:
-    """Hold them in two dimensions, in Fortran's order: as MPI sees memory they are the same."""
+    """Hold them in two dimensions, in Fortran order."""
     whole = joined(values)
     shape = (2, whole.size // 2) if whole.size % 2 == 0 else (1, whole.size)
     table = whole.reshape(shape, order="F").copy(order="F")
@@ -189,7 +189,7 @@ def vector(values: Values) -> Held:
 
 
 def placed(values: Values, *, step: int = 1, gap: int = 2) -> tuple[np.ndarray, list[int], list[int], Any, Any]:
-    """Hold the blocks in another order, with gaps; return what a vector argument takes, and the looks."""
+    """Hold the blocks in another order, with gaps; return what a vector argument takes, and `read` and `intact`."""
     counts = [len(block) for block in values]
     order = sorted(range(len(values)), key=lambda number: (number * 2 + 1) % len(values))
     ends = list(accumulate((counts[number] + gap for number in order), initial=gap))
@@ -221,7 +221,7 @@ def scattered_tensor(values: Values) -> Held:
 
 
 HERE = [
-    plain,
+    contiguous,
     matrix,
     strided,
     columns,

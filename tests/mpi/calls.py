@@ -1,4 +1,4 @@
-"""Every collective as mpi4py has it: what each rank passes, and what MPI makes of it."""
+"""Every collective of mpi4py: the arguments of each rank, and native MPI's result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Blocks = list[np.ndarray] | None
 
 
 def uneven(count: int, one: int, other: int) -> int:
-    """Return how many elements go between two ranks: the same either way, and for some of them none."""
+    """Return the number of elements that two ranks exchange: symmetric, and zero for some pairs."""
     return 0 if (one + other) % 4 == 3 else max(0, count - one * other)
 
 
 def whole_numbers(count: int, dtype: str, seed: int, op: str) -> np.ndarray:
-    """Return numbers whose sums, and products of a few, are exact in every type and any order."""
+    """Return numbers whose sums and short products are exact in every type and order."""
     numbers = (np.arange(count) * 7 + seed * 3) % (3 if op == "prod" else 11) + 1
     if np.dtype(dtype).kind == "c":
         return (numbers + 1j * (numbers % 3)).astype(dtype)
@@ -60,8 +60,6 @@ class Case:
         op = f", {self.op}" if self.method in REDUCING else ""
         return f"{self.method} of {self.count} {self.dtype}{root}{op}{', in place' * self.in_place}"
 
-    # What this rank passes
-
     def _block(self, count: int, other: int = 0) -> np.ndarray:
         return whole_numbers(count, self.dtype, RANK + 10 * other, self.op)
 
@@ -69,11 +67,11 @@ class Case:
         return [np.full(count, 77, self.dtype) for count in counts]
 
     def shares(self) -> list[int]:
-        """Return how many elements each rank has: a block for each, of the same length or not."""
+        """Return the number of elements of each rank's block."""
         return [uneven(self.count, rank, 1) if self.vector else self.count for rank in RANKS]
 
     def parts(self) -> tuple[Blocks, Blocks]:
-        """Return the blocks that are sent and room for those that are received, None where there is nothing to pass."""
+        """Return the blocks to send and room for those to receive; None where this rank passes no buffer."""
         match self.method:
             case "Bcast":
                 return None, [self._block(self.count)]
@@ -97,7 +95,7 @@ class Case:
         return sent, received if self.method not in ROOTED or self.at_root else None
 
     def placed_parts(self) -> tuple[Any, Any]:
-        """Return them with MPI.IN_PLACE where this rank passes that, and the input where the output will be."""
+        """Return the same with MPI.IN_PLACE where this rank passes it, and the input in the output buffer."""
         sent, received = self.parts()
         if not self.in_place or (self.method in ROOTED and not self.at_root):
             return sent, received
@@ -111,13 +109,13 @@ class Case:
 
     @property
     def rest(self) -> tuple[Any, ...]:
-        """Return the arguments behind the buffers."""
+        """Return the arguments after the buffers."""
         counts = ([uneven(self.count, rank, 1) for rank in RANKS],) if self.method == "Reduce_scatter" else ()
         op = (OPERATIONS[self.op],) if self.method in REDUCING else ()
         return counts + op + ((self.root,) if self.method in ROOTED else ())
 
     def significant(self, received: np.ndarray) -> np.ndarray:
-        """Return what the collective defines of a receive buffer: in place, the rest of it may be anything."""
+        """Return the part of a receive buffer that the collective defines."""
         if not self.in_place or not self.method.startswith("Reduce_scatter"):
             return received
         return received[: uneven(self.count, RANK, 1) if self.method == "Reduce_scatter" else self.count]
@@ -128,7 +126,7 @@ class Case:
 
 
 def kinds(case: Case, place: int) -> list[buffers.Kind]:
-    """Return the kinds of buffers that an argument may be: 0 what is sent, 1 what is received."""
+    """Return the kinds of buffers that an argument can be: 0 for the send buffer, 1 for the receive buffer."""
     if case.vector and not one_block(case, place):
         return buffers.VECTORS
     sends_only = place == 0 or (case.method == "Bcast" and case.at_root)
@@ -136,18 +134,18 @@ def kinds(case: Case, place: int) -> list[buffers.Kind]:
 
 
 def one_block(case: Case, place: int) -> bool:
-    """Say whether an argument of a v-variant is a plain one: what is gathered from a rank, or scattered to it."""
+    """Return True if an argument of a v-variant is a single block, without counts."""
     return case.method != "Alltoallv" and place == (1 if case.method == "Scatterv" else 0)
 
 
 def hold(part: Any, kind: buffers.Kind) -> Any:
-    """Put blocks into a buffer; what is none stays as it is."""
+    """Put blocks into a buffer of this kind; return other arguments unchanged."""
     return kind(part) if isinstance(part, list) else buffers.Held(part, lambda: np.zeros(0))
 
 
 @cache
 def answer(case: Case) -> bytes:
-    """Return what MPI leaves in this rank's receive buffer, on plain arrays; for 16 bits by way of 32."""
+    """Return native MPI's result in this rank's receive buffer, on contiguous arrays; 16-bit types in 32 bits."""
     wide = replace(case, dtype="float32") if case.dtype in SIXTEEN_BITS else case
     parts = wide.placed_parts()
     sent, received = (hold(part, kinds(wide, place)[0]) for place, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""Run under mpirun: broadcasts of one buffer again and again, in which what has changed is sent.
+"""Run under mpirun: persistent broadcasts of one buffer that send only the changes.
 
 delta.py CHECK...     the functions below
 """
@@ -28,7 +28,7 @@ def weights(dtype: type, count: int) -> np.ndarray:
 
 
 def send(request: DeltaRequest, values: np.ndarray, version: int, *, full: bool) -> None:
-    """Send a version, and compare it with what MPI brings of it."""
+    """Broadcast a version, and compare it with the root's values."""
     request.Start()
     request.Wait()
     assert WORLD.bcast(values.tobytes(), ROOT) == values.tobytes(), f"version {version} is wrong"
@@ -36,7 +36,7 @@ def send(request: DeltaRequest, values: np.ndarray, version: int, *, full: bool)
 
 
 def change(values: np.ndarray, step: int) -> None:
-    """Change the root's values a little, and spoil what the others have."""
+    """Change the root's values slightly, and overwrite some of the others'."""
     if RANK == ROOT:
         values[step :: step + 2] *= values.dtype.type(1 + 2**-6)
     else:
@@ -60,8 +60,8 @@ def every_type() -> None:
                 request.Free()
 
 
-def anew() -> None:
-    """Send versions that have nothing to do with the last one, in turns with others that have."""
+def unrelated() -> None:
+    """Alternate between small changes and versions unrelated to the previous one."""
     with Communicator(WORLD) as comm:
         values = weights(np.float32, 200_000)
         request = comm.Bcast_init(values, ROOT, codec="delta", chunk=1 << 18)
@@ -73,7 +73,7 @@ def anew() -> None:
 
 
 def missed() -> None:
-    """Let one rank after the other miss a version: the next one is sent in full, and changes alone from then on."""
+    """Let each rank miss a version: the next is sent in full, and later ones as changes."""
     with Communicator(WORLD) as comm:
         values = weights(np.float32, 50_000)
         request = comm.Bcast_init(values, ROOT, codec="delta")
@@ -88,7 +88,7 @@ def missed() -> None:
 
 
 def failed() -> None:
-    """Let a broadcast fail on one rank: nobody believes to have what it has not, and the next one is right."""
+    """Let a broadcast fail on one rank: versions stay correct, and the next broadcast succeeds."""
     with Communicator(WORLD) as comm:
         values = weights(np.float32, 400_000)
         request = comm.Bcast_init(values, ROOT, codec="delta", chunk=1 << 18)
@@ -100,7 +100,7 @@ def failed() -> None:
         def decode_some(*args: object) -> object:
             left[0] -= 1
             if not left[0]:
-                raise ValueError("a chunk too much")
+                raise ValueError("decode failed")
             return decode(*args)
 
         if RANK == SIZE - 1:
@@ -109,9 +109,9 @@ def failed() -> None:
         try:
             request.Wait()
         except (GpucompError, ValueError) as error:
-            assert "a chunk too much" in str(error)
+            assert "decode failed" in str(error)
         else:
-            raise AssertionError("nobody noticed")
+            raise AssertionError("no error")
         versions = WORLD.allgather(request.version)
         assert versions[-1] == 1
         send(request, values, max(versions) + 1, full=len(set(versions)) > 1)
@@ -133,14 +133,14 @@ def refused() -> None:
             except BufferSpecError as error:
                 assert str(error) == text, error
             else:
-                raise AssertionError("nobody refused it")
+                raise AssertionError("no error")
 
 
 DELTA_TYPES = ["uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
 def ends() -> None:
-    """Free requests that are under way, never started, or of a communicator that is gone; and send nothing at all."""
+    """Free requests that are in flight, never started, or of a freed communicator; and broadcast empty buffers."""
     comm = Communicator(WORLD)
     values, nothing = weights(np.float32, 100_000), np.empty(0, np.float32)
     active, never, late, empty = (comm.Bcast_init(x, ROOT, codec="delta") for x in (values, values, values, nothing))
@@ -159,11 +159,11 @@ def ends() -> None:
     except GpucompError as error:
         assert "got one that was freed" in str(error), error
     else:
-        raise AssertionError("it was started")
+        raise AssertionError("no error")
 
 
 def in_any_order() -> None:
-    """Start several at once, in another order on each rank, and wait for them in yet another."""
+    """Start several requests, and wait for them, in an order that differs among ranks."""
     with Communicator(WORLD) as comm:
         several = [weights(np.float32, 20_000 + n) for n in range(6)]
         requests = [comm.Bcast_init(values, ROOT, codec="delta") for values in several]

@@ -1,4 +1,4 @@
-"""Run under mpirun: how much memory the broadcast of a large message takes, and whether any is new after a warm-up."""
+"""Run under mpirun: measure the memory of a large broadcast, and what it allocates after a warm-up."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MEGABYTE = 1 << 20
 
 
 def most_resident() -> int:
-    """Return the largest size that the process has had, in bytes."""
+    """Return the peak resident size of the process in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def broadcast(comm: Communicator, values: np.ndarray) -> dict[str, int]:
-    """Broadcast once; return what was new."""
+    """Broadcast once; return what it allocated."""
     pool = get_device("host").pool
     before, resident = pool.statistics, most_resident()
     comm.Bcast(values, algorithm="chain")
@@ -38,14 +38,14 @@ def broadcast(comm: Communicator, values: np.ndarray) -> dict[str, int]:
 
 
 def main(megabytes: int) -> None:
-    told = {}
+    found = {}
     values = np.resize(np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(np.float32), megabytes * MEGABYTE // 4)
     for codec in ("none", "split", "bound:rel=1e-3"):
         with Communicator(WORLD, codec, chunk=CHUNK) as comm:
             broadcast(comm, values[: 32 * MEGABYTE // 4])
-            told[codec] = WORLD.gather(broadcast(comm, values))
+            found[codec] = WORLD.gather(broadcast(comm, values))
     if WORLD.rank == 0:
-        print(json.dumps(told))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run under mpirun: messages from rank to rank, in frames and by MPI's own, against what mpi4py itself receives.
+"""Run under mpirun: point-to-point messages, framed and passed through, compared with mpi4py.
 
-Each rank passes a message to the next one and receives one of the rank before, so that a program runs on any number of
-ranks; what a case finds on each rank is printed by the first.
+Each rank sends to the next rank and receives from the previous one, so that every case runs on any number of ranks.
+Rank 0 prints the results of all ranks.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def values(count: int, dtype: str, seed: int = RANK) -> np.ndarray:
     return random.integers(0, 2 if dtype == "?" else 100, count).astype(dtype)
 
 
-def said(status: MPI.Status) -> tuple[int, ...]:
+def fields(status: MPI.Status) -> tuple[int, ...]:
     return status.source, status.tag, status.Get_count(MPI.BYTE), status.Is_cancelled()
 
 
-def heard(work: Callable[[], object]) -> str:
+def error_of(work: Callable[[], object]) -> str:
     try:
         work()
         return "no error"
@@ -52,7 +52,7 @@ def heard(work: Callable[[], object]) -> str:
 
 
 def blocking(comm: Communicator, sent: np.ndarray, room: np.ndarray, tag: int, **options: object) -> MPI.Status:
-    """Let one rank send first, or they would wait in a circle."""
+    """Send first on one rank: otherwise the ranks deadlock."""
     status, codec = MPI.Status(), {key: value for key, value in options.items() if key == "codec"}
     if RANK == 0:
         comm.Send(sent, NEXT, tag, **options)
@@ -77,16 +77,16 @@ def exchanged(comm: Communicator, sent: np.ndarray, room: np.ndarray, tag: int, 
 
 
 def compare(comm: Communicator, count: int, dtype: str, **options: object) -> None:
-    """Pass a message on in every way, with two elements too much room, and compare data and status with mpi4py's."""
+    """Send by every method, with room for two more elements, and compare data and status with mpi4py."""
     sent, expected = values(count, dtype), np.ones(count + 2, dtype)
     status = MPI.Status()
     WORLD.Sendrecv(sent, NEXT, 5, expected, BEFORE, 5, status)
-    for way in (blocking, started, exchanged)[SIZE == 1 :]:  # a rank alone waits for itself for ever
+    for method in (blocking, started, exchanged)[SIZE == 1 :]:  # one rank alone would deadlock in Send
         received = np.ones(count + 2, dtype)
-        got = way(comm, sent, received, 5, **options)
-        what = f"{way.__name__}, {count} x {dtype}, {options}"
+        got = method(comm, sent, received, 5, **options)
+        what = f"{method.__name__}, {count} x {dtype}, {options}"
         assert received.tobytes() == expected.tobytes(), what
-        assert said(got) == said(status), what
+        assert fields(got) == fields(status), what
 
 
 @case
@@ -99,7 +99,7 @@ def sizes() -> None:
 
 
 @case
-def long_ones() -> None:
+def long_messages() -> None:
     with Communicator(WORLD, codec="split") as comm:
         for count in (8191, 8192, 8193, 1_500_001):
             compare(comm, count, "f4")
@@ -107,8 +107,8 @@ def long_ones() -> None:
 
 
 @case
-def one_call() -> None:
-    """Name the codec on the calls, of a communicator that has none, or whose own leaves messages to MPI."""
+def codec_of_a_call() -> None:
+    """Pass codec= on calls of communicators with another codec, or none."""
     for codec in ("none", "auto"):
         with Communicator(WORLD, codec=codec, chunk=CHUNK) as comm:
             compare(comm, 50_000, "f4")
@@ -121,7 +121,7 @@ def one_call() -> None:
 
 @case
 def any_codec() -> None:
-    """Let the receiver name another codec than the sender, and no chunk."""
+    """Receive with another codec= than the sender's, and without chunk=."""
     with Communicator(WORLD) as comm:
         sent, room = values(50_000, "f4"), np.zeros(50_000, "f4")
         request = comm.Isend(sent, NEXT, codec="split", chunk=10_000)
@@ -140,8 +140,8 @@ def lossy() -> None:
 
 
 @case
-def anyone() -> None:
-    """Receive from any rank with any tag: each sender's messages come in its order, none is lost or mixed."""
+def any_source() -> None:
+    """Receive from any source with any tag: messages of each sender arrive in order and complete."""
     counts = [3, 50_000, 0, 20_001, 7, 4096]
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         requests = [comm.Isend(np.full(n, RANK + i, "f4"), 0, i % 2) for i, n in enumerate(counts)]
@@ -159,11 +159,11 @@ def anyone() -> None:
 
 @case
 def in_order() -> None:
-    """Start several messages with the same tag, long and short, and wait for them from the last to the first."""
+    """Start several messages with one tag, long and short, and wait for them in reverse."""
     counts = [40_000, 5, 60_000, 60_000, 0, 9_000]
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         rooms = [np.zeros(60_000, "f4") for _ in counts]
-        # MPI matches receives in the order of their calls, also where one names less than another.
+        # MPI matches receives in the order of their calls, wildcards included.
         receives = [comm.Irecv(room, *((BEFORE, 3) if i % 2 else ())) for i, room in enumerate(rooms)]
         WORLD.Barrier()
         sends = [comm.Isend(np.full(n, i + 1, "f4"), NEXT, 3) for i, n in enumerate(counts)]
@@ -175,8 +175,8 @@ def in_order() -> None:
 
 
 @case
-def by_looking() -> None:
-    """Get there by Test alone, and by Waitany; besides, a collective goes on."""
+def by_polling() -> None:
+    """Complete requests by Test alone, and by Waitany, beside a collective."""
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         total, room, status = np.ones(100_000, "f4"), np.zeros(100_000, "f4"), MPI.Status()
         summed = comm.Iallreduce(MPI.IN_PLACE, total)
@@ -185,7 +185,7 @@ def by_looking() -> None:
             pass
         while not Request.Testall([send, summed, receive]):
             pass
-        assert said(status) == (BEFORE, 9, 400_000, False)
+        assert fields(status) == (BEFORE, 9, 400_000, False)
         assert (room == values(100_000, "f4", BEFORE)).all() and (total == SIZE).all()
         never, send = comm.Irecv(np.zeros(1, "f4"), tag=77), comm.Isend(room, NEXT, 8)
         receive = comm.Irecv(room, tag=8)
@@ -198,7 +198,7 @@ def by_looking() -> None:
 
 @case
 def gaps() -> None:
-    """Send every second element, receive in every third; what lies between stays as it is."""
+    """Send every second element and receive into every third; the elements between stay unchanged."""
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         for codec in ("split", "none"):
             for count in (10, 20_000):
@@ -211,8 +211,8 @@ def gaps() -> None:
 
 
 @case
-def forms() -> None:
-    """Take mpi4py's lists, bytes, and half floats that mpi4py does not know."""
+def buffer_arguments() -> None:
+    """Pass mpi4py's lists, bytes, and half floats, which mpi4py does not support."""
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         for codec in ("split", "none"):
             sent, room, status = values(30_000, "f8"), np.zeros(30_000, "f8"), MPI.Status()
@@ -230,15 +230,15 @@ def forms() -> None:
 
 
 @case
-def nobody() -> None:
-    """Send to nobody and receive from nobody, as mpi4py does."""
+def proc_null() -> None:
+    """Send to and receive from MPI.PROC_NULL."""
     with Communicator(WORLD, codec="split") as comm:
         room, ours, theirs = np.ones(50_000, "f4"), MPI.Status(), MPI.Status()
         comm.Send(room, MPI.PROC_NULL)
         for mine, status in ((comm, ours), (WORLD, theirs)):
             mine.Recv(room, MPI.PROC_NULL, 3, status)
             assert mine.Irecv(room, MPI.PROC_NULL).Wait() is not False
-        assert said(ours) == said(theirs) and (room == 1).all()
+        assert fields(ours) == fields(theirs) and (room == 1).all()
         comm.Sendrecv(room, MPI.PROC_NULL, 0, room, MPI.PROC_NULL)
         # At the ends of a line of ranks.
         up, down = (RANK + 1 if RANK + 1 < SIZE else MPI.PROC_NULL), (RANK - 1 if RANK else MPI.PROC_NULL)
@@ -248,35 +248,35 @@ def nobody() -> None:
 
 @case
 def too_long() -> list[str]:
-    told = []
+    found = []
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         for count in (10, 100_000):
             request, status = comm.Isend(np.ones(count, "f4"), NEXT, 4), MPI.Status()
-            told.append(heard(lambda count=count, to=status: comm.Recv(np.ones(count - 1, "f4"), BEFORE, 4, to)))
+            found.append(error_of(lambda count=count, to=status: comm.Recv(np.ones(count - 1, "f4"), BEFORE, 4, to)))
             request.Wait()
-            assert said(status) == (BEFORE, 4, 4 * count, False)
+            assert fields(status) == (BEFORE, 4, 4 * count, False)
         compare(comm, 30_000, "f4")
-    return told
+    return found
 
 
 @case
 def wrong_type() -> list[str]:
-    told = []
+    found = []
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         for count in (10, 100_000):
             request = comm.Isend(np.ones(count, "f4"), NEXT, 4)
-            told.append(heard(lambda count=count: comm.Recv(np.ones(count, "i4"), BEFORE)))
+            found.append(error_of(lambda count=count: comm.Recv(np.ones(count, "i4"), BEFORE)))
             request.Wait()
         pair = MPI.FLOAT.Create_vector(2, 1, 2).Commit()
-        told.append(heard(lambda: comm.Send([np.ones(4, "f4"), 1, pair], NEXT)))
+        found.append(error_of(lambda: comm.Send([np.ones(4, "f4"), 1, pair], NEXT)))
         pair.Free()
-        told.append(heard(lambda: comm.Send(np.ones(4, "i4"), NEXT, codec="split")))
+        found.append(error_of(lambda: comm.Send(np.ones(4, "i4"), NEXT, codec="split")))
         compare(comm, 30_000, "f4")
-    return told
+    return found
 
 
 class Failing(Raw):
-    """Fails on rank 0 at a chunk, as it is queued or (late) in its stream."""
+    """Fails on rank 0 at the third chunk, when it is queued or (late) in its stream."""
 
     name, wire_id = "failing", 0xF0020000
 
@@ -308,22 +308,22 @@ class Failing(Raw):
 @case
 def failing() -> list[str]:
     register("failing", lambda parameters: Failing(**parameters), "tests")
-    told = []
+    found = []
     with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
         for side in ("encode", "decode"):
             for late in (0, 1):
                 # With chunks of this size the stream has a thread.
                 options = {"codec": f"failing:side={side},late={late}", "chunk": (1 << 16) + late}
                 request = comm.Isend(np.ones(200_000, "f4"), NEXT, 6, **options)
-                told.append(heard(lambda: comm.Recv(np.ones(200_000, "f4"), BEFORE, codec="split")))
-                told.append(heard(request.Wait))
+                found.append(error_of(lambda: comm.Recv(np.ones(200_000, "f4"), BEFORE, codec="split")))
+                found.append(error_of(request.Wait))
                 compare(comm, 30_000, "f4")
-    return told
+    return found
 
 
 @case
 def memory() -> None:
-    """Hold no more than three frames of a long message, and nothing when it is over."""
+    """Hold at most three frames of a long message, and nothing after it."""
     pool, chunk = get_device("host").pool, 1 << 18
     with Communicator(WORLD, codec="split", chunk=chunk) as comm:
         exchanged(comm, np.ones(1), np.ones(1), 0)
@@ -332,13 +332,13 @@ def memory() -> None:
         exchanged(comm, values(4_000_000, "f4"), np.ones(4_000_000, "f4"), 0)
         after = pool.statistics
     assert after.in_use == before.in_use, (before, after)
-    # Three frames each way, and what the codec itself works with.
+    # Three frames in each direction, and the codec's workspace.
     assert after.retained <= 12 * chunk, after
 
 
 @case
 def freed() -> None:
-    """Leave no communicator and no thread behind."""
+    """Check that Free leaves no communicator and no thread."""
     before = threading.active_count()
     comm = Communicator(WORLD, codec="split")
     compare(comm, 100_000, "f4")
@@ -349,11 +349,11 @@ def freed() -> None:
 
 
 def main(names: list[str]) -> None:
-    told = {name: CALLS[name]() for name in names or CALLS}
-    everybody = WORLD.gather(told)
+    found = {name: CALLS[name]() for name in names or CALLS}
+    by_rank = WORLD.gather(found)
     if RANK == 0:
-        assert all(list(one) == list(other) for one, other in pairwise(everybody))
-        print(json.dumps(everybody))
+        assert all(list(one) == list(other) for one, other in pairwise(by_rank))
+        print(json.dumps(by_rank))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ranks that start collectives in different orders: all complete here, and the same program fails on MPI and gloo."""
+"""Ranks that start collectives in different orders: all complete, while the same program fails on MPI and gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from osu_bench.experiments.any_order import CODECS, DTYPES, KINDS, OPERATIONS, C
 
 STRESS = int(os.environ.get("MPI_GPUCOMP_STRESS", "0"))
 LONGEST = 60
-"""Seconds of one run of the stress program, which is started anew until the time is over."""
+"""Seconds of one run of the stress program, which is repeated until the time is over."""
 SECONDS = r"\d+\.\d\d s"
 
 
@@ -25,7 +25,7 @@ def demonstrate(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=ROOT, env=environment, check=False)
 
 
-def test_what_is_drawn_is_mixed():
+def test_random_collectives_cover_all_kinds():
     drawn = draw(1, 200, 8)
     assert {one.kind for one in drawn} == {*KINDS} and {one.root for one in drawn} == {*range(8)}
     codecs = {(dtype, codec) for dtype in DTYPES for codec in CODECS.get(dtype, ["none"])}
@@ -36,14 +36,14 @@ def test_what_is_drawn_is_mixed():
     assert draw(1, 200, 8) == drawn != draw(2, 200, 8)
 
 
-def test_every_rank_has_an_order_of_its_own():
+def test_every_rank_has_a_different_order():
     numbers = [*range(200)]
     orders = {tuple(shuffled(numbers, seed, rank)) for seed in (1, 2) for rank in range(8)}
     assert len(orders) == 16 and all(sorted(order) == numbers for order in orders)
 
 
 @pytest.mark.parametrize("one", draw(3, 24, 4, 4096), ids=lambda one: one.name)
-def test_a_wrong_element_is_noticed(one):
+def test_a_wrong_element_is_detected(one):
     call = Call(one, one.root)
     call.reset()
     assert call.wrong() or one.kind == "bcast"

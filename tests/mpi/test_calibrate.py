@@ -1,4 +1,4 @@
-"""Calibration under mpirun: every rank finds the same numbers, and so comes to the same decisions."""
+"""Calibration under mpirun: every rank gets the same figures, and therefore the same plans."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ pytestmark = needs_mpirun
 
 
 def found(ranks: int) -> list[list[dict]]:
-    """Return what each rank has found, in order."""
-    done = run(ranks, "tests/mpi/calibrating.py")
+    """Return the results of each rank."""
+    done = run(ranks, "tests/mpi/calibration.py")
     assert done.returncode == 0, done.stderr
     lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
-    return [[json.loads(said) for number, said in lines if number == str(rank)] for rank in range(ranks)]
+    return [[json.loads(text) for number, text in lines if number == str(rank)] for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_all_ranks_find_the_same(ranks):
+def test_all_ranks_get_the_same_figures(ranks):
     first, *others = found(ranks)
     assert [facts.get("collective") for facts in first] == ["broadcast", "allreduce", "allgather", None]
     assert all(other == first for other in others)
@@ -42,7 +42,7 @@ def test_all_ranks_find_the_same(ranks):
         assert all(0 < seconds < 1 for speeds in costs["coding"].values() for seconds in speeds)
 
 
-def test_one_rank_has_nobody_to_measure_with():
+def test_one_rank_alone_measures_nothing():
     ((*calibrated, arrived),) = found(1)
     assert arrived == {"arrived": True}
     for facts in calibrated:
@@ -50,7 +50,7 @@ def test_one_rank_has_nobody_to_measure_with():
         assert facts["choices"] == [[None, 1 << 20, False]] * 9
 
 
-def test_every_collective_has_one_of_mpis_own():
+def test_every_collective_has_a_native_method():
     from mpi_gpucomp._tuning.measure import METHODS
 
     assert list(METHODS) == list(COLLECTIVES)

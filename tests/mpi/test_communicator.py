@@ -11,17 +11,17 @@ pytestmark = needs_mpirun
 
 
 @pytest.mark.parametrize(("ranks", "step"), [(1, 1), (2, 2), (4, 3), (5, 4)])
-def test_every_collective_gives_what_mpi_gives(ranks, step):
-    done = run(ranks, "tests/mpi/against_mpi.py", str(step))
+def test_every_collective_matches_native_mpi(ranks, step):
+    done = run(ranks, "tests/mpi/compare_native.py", str(step))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == []
     assert found["compared"] > 2000
 
 
-def test_collectives_go_on_without_a_thread_of_their_own():
+def test_collectives_progress_without_a_background_thread():
     environment = {"MPI4PY_RC_THREAD_LEVEL": "serialized"}
-    done = run(2, "tests/mpi/against_mpi.py", "5", environment=environment)
+    done = run(2, "tests/mpi/compare_native.py", "5", environment=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["wrong"] == []
 
@@ -38,37 +38,37 @@ ODD = {
     "named": "1000 x float32, root 0, sum, split, ring, chunks of 10000",
     "started": "1001 x float32, root 0, replace, split, ring, chunks of 131072",
 }
-"""What rank 1 says in each case."""
+"""The signature of rank 1 in each case."""
 
 
-def test_ranks_that_disagree_all_hear_who_said_what():
-    done = run(3, "tests/mpi/disagreeing.py")
+def test_a_mismatch_is_an_error_on_all_ranks_that_names_each_signature():
+    done = run(3, "tests/mpi/disagreement.py")
     assert done.returncode == 0, done.stderr
-    everybody = json.loads(done.stdout)
-    for rank, told in enumerate(everybody):
-        assert told["usable"]
-        assert told["count 1000"] == (
+    by_rank = json.loads(done.stdout)
+    for rank, errors in enumerate(by_rank):
+        assert errors["usable"]
+        assert errors["count 1000"] == (
             f"AgreementError: rank {rank}: Bcast (call 1): expected the same call on every rank, got ranks 0, 2: "
             "1000 x float32, root 0, replace, split, by MPI's own; "
             f"rank 1: 1001 x float32, root 0, replace, split, by MPI's own. {SAME}"
         )
-        for name, said in ODD.items():
-            assert told[f"{name} 1000"].startswith(f"AgreementError: rank {rank}: ")
-            assert f"; rank 1: {said}" in told[f"{name} 1000"] and told[f"{name} 1000"].endswith(SAME)
-            assert f"; rank 1: {said.replace('100', '5000', 1)[:4]}" in told[f"{name} 50000"]
-            assert told[f"{name} 50000"].startswith(f"AgreementError: rank {rank}: ")
+        for name, signature in ODD.items():
+            assert errors[f"{name} 1000"].startswith(f"AgreementError: rank {rank}: ")
+            assert f"; rank 1: {signature}" in errors[f"{name} 1000"] and errors[f"{name} 1000"].endswith(SAME)
+            assert f"; rank 1: {signature.replace('100', '5000', 1)[:4]}" in errors[f"{name} 50000"]
+            assert errors[f"{name} 50000"].startswith(f"AgreementError: rank {rank}: ")
         refused = "codec split: expected elements of type float16 or bfloat16 or float32 or float64, got int32."
         for count in (1000, 50_000):
-            heard = told[f"refused {count}"]
-            assert refused in heard and heard.startswith("BufferError" if rank == 1 else "AgreementError")
+            error = errors[f"refused {count}"]
+            assert refused in error and error.startswith("BufferError" if rank == 1 else "AgreementError")
 
 
 DEADLOCK = "expected every rank to join what the others wait for, got"
 REMEDY = "Start collectives before waiting for others, or wait for them in the same order on every rank."
 
 
-def test_ranks_that_wait_for_each_other_in_a_circle_all_hear_who_waits_for_what():
-    done = run(3, "tests/mpi/stuck.py", "circle")
+def test_a_deadlock_is_an_error_on_all_ranks_that_names_who_waits_for_what():
+    done = run(3, "tests/mpi/deadlock.py", "circle")
     assert done.returncode == 0, done.stderr
     who = (
         "rank 0 waits for allreduce 'A', which rank 1 has not joined; "
@@ -80,18 +80,18 @@ def test_ranks_that_wait_for_each_other_in_a_circle_all_hear_who_waits_for_what(
     ]
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_for_ever():
-    done = run(3, "tests/mpi/stuck.py", "absent")
+def test_a_rank_that_does_not_join_is_named_after_the_timeout():
+    done = run(3, "tests/mpi/deadlock.py", "absent")
     assert done.returncode == 0, done.stderr
-    for rank, (heard, usable) in enumerate(json.loads(done.stdout)):
-        assert heard.startswith(f"DeadlockError: rank {rank}: collectives: {DEADLOCK} ")
-        assert "rank 0 waits for broadcast (call 1), which rank 1 has not joined" in heard
-        assert "rank 1 waits for nothing here" in heard
+    for rank, (error, usable) in enumerate(json.loads(done.stdout)):
+        assert error.startswith(f"DeadlockError: rank {rank}: collectives: {DEADLOCK} ")
+        assert "rank 0 waits for broadcast (call 1), which rank 1 has not joined" in error
+        assert "rank 1 waits for nothing here" in error
         assert usable
 
 
-def test_ranks_that_are_stuck_inside_mpi_are_ended_with_the_reason():
-    done = run(3, "tests/mpi/stuck.py", "mixed")
+def test_ranks_that_hang_inside_mpi_are_aborted_with_a_reason():
+    done = run(3, "tests/mpi/deadlock.py", "mixed")
     assert done.returncode != 0
     assert (
         f"collectives: {DEADLOCK} rank 0 waits for Allreduce of MPI's own (number 2), which rank 1 has not joined; "

@@ -20,50 +20,50 @@ HAS_ULFM = LAUNCHER is not None and LAUNCHER.mpi == "openmpi"
 
 def hang(directory: Path, case: str, victim: int) -> subprocess.CompletedProcess[str]:
     settings = {"MPI_GPUCOMP_FLIGHT": str(directory), "MPI_GPUCOMP_HANG": "1"}
-    return run(4, "tests/mpi/hanging.py", case, str(victim), environment=settings)
+    return run(4, "tests/mpi/flight_records.py", case, str(victim), environment=settings)
 
 
 @pytest.mark.parametrize(("victim", "others"), [(0, "1, 2, 3"), (2, "0, 1, 3")])
 def test_a_rank_that_does_not_join_is_named_with_its_place(tmp_path: Path, victim: int, others: str) -> None:
     ended = hang(tmp_path, "late", victim)
-    assert ended.returncode == 0 and ended.stdout.count("ends well") == 4, ended.stderr
-    said = blame(read(tmp_path))
-    assert said.ranks == (victim,)
+    assert ended.returncode == 0 and ended.stdout.count("has completed") == 4, ended.stderr
+    found = blame(read(tmp_path))
+    assert found.ranks == (victim,)
     assert re.fullmatch(
         rf"rank {victim} \(\S+\) is behind it: it has begun 1 of 2 calls, ranks {others} wait in broadcast \(call 2\);"
-        r" it is at hanging.py:\d+ in be_elsewhere.",
-        said.text,
+        r" it is at flight_records.py:\d+ in stay_away.",
+        found.text,
     )
     alarm = rf"hang: rank {victim} \(\S+\) has begun 1 of 2 calls, others wait in broadcast \(call 2\), and nothing has"
     assert len(re.findall(rf"rank \d: {alarm} moved for 1 s\n", ended.stderr)) == 1, ended.stderr
 
 
-def test_a_rank_that_others_wait_for_in_mpi_itself_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_others_wait_for_inside_mpi_is_named(tmp_path: Path) -> None:
     ended = hang(tmp_path, "late-mpi", 1)
-    assert ended.returncode == 0 and ended.stdout.count("ends well") == 4, ended.stderr
-    said = blame(read(tmp_path))
-    assert said.ranks == (1,)
-    assert "ranks 0, 2, 3 wait in Barrier of MPI's own (number 1); it is at hanging.py" in said.text
+    assert ended.returncode == 0 and ended.stdout.count("has completed") == 4, ended.stderr
+    found = blame(read(tmp_path))
+    assert found.ranks == (1,)
+    assert "ranks 0, 2, 3 wait in Barrier of MPI's own (number 1); it is at flight_records.py" in found.text
 
 
 def test_a_signal_makes_a_rank_write_even_from_within_mpi(tmp_path: Path) -> None:
     ended = hang(tmp_path, "asked", 3)
-    assert ended.returncode == 0 and ended.stdout.count("ends well") == 4, ended.stderr
+    assert ended.returncode == 0 and ended.stdout.count("has completed") == 4, ended.stderr
     records = [json.loads(path.read_text()) for path in tmp_path.glob("flight.*.json")]
     asked = {record["rank"]: record for record in records if record["reason"] == "SIGUSR1"}
     assert sorted(asked) == [0, 1, 2]
-    assert all(any("hanging.py" in frame for frame in asked[0]["threads"]["MainThread"]) for _ in asked)
+    assert all(any("flight_records.py" in frame for frame in asked[0]["threads"]["MainThread"]) for _ in asked)
     assert {one["kind"] for one in asked[0]["operations"]} >= {"send", "encode", "call"}
 
 
-@pytest.mark.skipif(not HAS_ULFM, reason="only Open MPI has an option for ranks that die: --with-ft ulfm")
+@pytest.mark.skipif(not HAS_ULFM, reason="only Open MPI tolerates failed ranks: --with-ft ulfm")
 def test_a_dead_rank_is_named_because_it_left_no_record(tmp_path: Path) -> None:
     assert LAUNCHER is not None
-    command = LAUNCHER.command(4, [sys.executable, "tests/mpi/hanging.py", "dead", "2"], ("--with-ft", "ulfm"))
+    command = LAUNCHER.command(4, [sys.executable, "tests/mpi/flight_records.py", "dead", "2"], ("--with-ft", "ulfm"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPI_GPUCOMP_FLIGHT": str(tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment, check=False)
-    assert ended.stdout.count("hears of it") == 3, ended.stderr
-    said = blame(read(tmp_path))
-    assert said.ranks == (2,)
-    assert said.text.startswith("rank 2 is behind it: it left no record (dead or stopped), and rank")
-    assert said.text.endswith(" in broadcast (call 4).")
+    assert ended.stdout.count("got the error") == 3, ended.stderr
+    found = blame(read(tmp_path))
+    assert found.ranks == (2,)
+    assert found.text.startswith("rank 2 is behind it: it left no record (dead or stopped), and rank")
+    assert found.text.endswith(" in broadcast (call 4).")

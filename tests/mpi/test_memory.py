@@ -1,4 +1,4 @@
-"""What a broadcast takes of memory: bounded by the depth of the pipeline, whatever the message."""
+"""The memory of a broadcast is bounded by the depth of the pipeline, not by the message."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from launch import needs_mpirun, run
 pytestmark = needs_mpirun
 
 CHUNK = 1 << 20
-FRAMES = 2 * 4
-"""Those of two lanes, each with two arriving and two leaving."""
+SLOTS = 2 * 4
+"""Two lanes, each with two slots to receive and two to send."""
 
 
 def test_staging_does_not_grow_with_the_message():
     done = run(3, "tests/mpi/memory.py", "256")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [rank["pool"] for rank in told["none"]] == [0, 0, 0], "elements leave from and arrive at where they are"
-    for codec, ranks in told.items():
+    found = json.loads(done.stdout)
+    assert [rank["pool"] for rank in found["none"]] == [0, 0, 0], "without a codec nothing is staged"
+    for codec, ranks in found.items():
         for rank in ranks:
             assert rank["in use"] == 0
-            assert rank["allocations"] <= FRAMES, f"{codec}: {rank}"
-            assert rank["pool"] <= 2 * FRAMES * 1.5 * CHUNK, f"{codec}: {rank}"
-            assert rank["grown"] <= 2 * FRAMES * 1.5 * CHUNK, f"{codec}: {rank}"
+            assert rank["allocations"] <= SLOTS, f"{codec}: {rank}"
+            assert rank["pool"] <= 2 * SLOTS * 1.5 * CHUNK, f"{codec}: {rank}"
+            assert rank["grown"] <= 2 * SLOTS * 1.5 * CHUNK, f"{codec}: {rank}"

@@ -1,4 +1,4 @@
-"""Messages from rank to rank under mpirun."""
+"""Point-to-point messages under mpirun."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ ENCODED = "'python -m mpi_gpucomp codecs' lists them."
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 5])
-def test_messages_arrive_as_mpi_has_them(ranks):
-    done = run(ranks, "-m", "mpi4py", "tests/mpi/point_to_point.py")  # which ends all ranks when one fails
+def test_messages_match_native_mpi(ranks):
+    done = run(ranks, "-m", "mpi4py", "tests/mpi/point_to_point.py")  # aborts all ranks when one fails
     assert done.returncode == 0, done.stderr
-    everybody = json.loads(done.stdout)
-    assert len(everybody) == ranks
-    for rank, told in enumerate(everybody):
+    by_rank = json.loads(done.stdout)
+    assert len(by_rank) == ranks
+    for rank, found in enumerate(by_rank):
         receiver = f"rank {rank}: Recv from rank {(rank - 1) % ranks}"
-        assert told.pop("too_long") == [
+        assert found.pop("too_long") == [
             f"BufferSpecError: {receiver}, tag 4: expected a message of at most {count - 1} x float32, "
             f"got {count} x float32. {LONGER}"
             for count in (10, 100_000)
         ]
-        assert told.pop("wrong_type") == [
+        assert found.pop("wrong_type") == [
             *(
                 f"BufferSpecError: {receiver}, tag 4: expected a message of at most {count} x int32, "
                 f"got {count} x float32. {LONGER}"
@@ -37,12 +37,12 @@ def test_messages_arrive_as_mpi_has_them(ranks):
             "BufferSpecError: codec split: expected elements of type float16 or bfloat16 or float32 or float64, "
             f"got int32. Choose a codec for this type: {ENCODED}",
         ]
-        assert told.pop("failing") == failures(rank, ranks)
-        assert not any(told.values())
+        assert found.pop("failing") == failures(rank, ranks)
+        assert not any(found.values())
 
 
 def failures(rank: int, ranks: int) -> list[str]:
-    """Return what a rank hears of a codec that fails on rank 0: twice as it encodes, twice as it decodes."""
+    """Return the errors of a rank when a codec fails on rank 0: twice in encode, twice in decode."""
     peer = (
         f"PeerError: rank {rank}: Recv from rank 0, tag 6, chunk 2: expected its sender to encode it, "
         "got on rank 0 OSError: no more. Mend what went wrong there; the communicator can be used on."

@@ -1,4 +1,4 @@
-"""The command `profile` under mpirun, and what can be made of its file."""
+"""The command `profile` under mpirun, and a schedule synthesised from its file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_a_profile_of_this_machine(tmp_path: Path):
 
 
 @needs_mpirun
-def test_one_rank_is_none(tmp_path: Path):
+def test_one_rank_is_an_error(tmp_path: Path):
     done = run(1, "-m", "mpi_gpucomp", "profile", "-o", str(tmp_path / "topo.json"))
     assert done.returncode == 2
-    said = "profile: expected two ranks at least, got one. Start it under mpirun: mpirun -n 4 python -m mpi_gpucomp"
-    assert said in done.stderr
+    error = "profile: expected two ranks at least, got one. Start it under mpirun: mpirun -n 4 python -m mpi_gpucomp"
+    assert error in done.stderr

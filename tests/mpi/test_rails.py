@@ -128,7 +128,7 @@ def test_a_dead_rank_is_an_error_on_all_others() -> None:
 
 
 def test_every_collective_matches_mpi() -> None:
-    done = run(2, "tests/mpi/against_mpi.py", "100", environment={"MPI_GPUCOMP_RAILS": FAILOVER})
+    done = run(2, "tests/mpi/compare_native.py", "100", environment={"MPI_GPUCOMP_RAILS": FAILOVER})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == [] and found["compared"] > 2000

@@ -14,7 +14,7 @@ SEGMENTED = "tests/mpi/segmented.py"
 
 @pytest.mark.parametrize(("ranks", "step"), [(2, 19), (5, 23)])
 def test_collectives_match_mpi(ranks, step):
-    done = run(ranks, SEGMENTED, "tests/mpi/against_mpi.py", str(step))
+    done = run(ranks, SEGMENTED, "tests/mpi/compare_native.py", str(step))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == []
@@ -22,7 +22,7 @@ def test_collectives_match_mpi(ranks, step):
 
 
 def test_collectives_match_mpich(mpich):
-    done = run(3, SEGMENTED, "tests/mpi/against_mpi.py", "23", mpich=mpich)
+    done = run(3, SEGMENTED, "tests/mpi/compare_native.py", "23", mpich=mpich)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["mpi"].startswith("MPICH")
@@ -36,7 +36,7 @@ def test_collectives_in_any_order():
 
 
 def test_a_damaged_frame_fails_on_all_ranks_and_leaves_nothing_in_flight():
-    done = run(4, SEGMENTED, "tests/mpi/failing.py", "wire", "20")
+    done = run(4, SEGMENTED, "tests/mpi/peer_errors.py", "wire", "20")
     assert done.returncode == 0, done.stderr
     found = 0
     for ranks in zip(*json.loads(done.stdout), strict=True):

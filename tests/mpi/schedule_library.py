@@ -1,4 +1,4 @@
-"""Uses a directory of plans: the argument. Every result is compared with MPI's own."""
+"""Run under mpirun: use a schedule library, the argument, and compare every result with native MPI."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ used: list[str] = []
 submit = Caller._submit
 
 
-def watched(self, form, choice, options, **more):  # type: ignore[no-untyped-def]
+def recorded(self, form, choice, options, **more):  # type: ignore[no-untyped-def]
     used.append(f"{form.collective} {form.root} {choice.algorithm.name}")
     return submit(self, form, choice, options, **more)
 
 
-Caller._submit = watched
+Caller._submit = recorded
 
 world = MPI.COMM_WORLD
 rank, size, count = world.rank, world.size, 100_000
@@ -32,7 +32,7 @@ with Communicator(world, "split", plans=sys.argv[1]) as comm:
 
     total = own.copy()
     comm.Allreduce(MPI.IN_PLACE, total)
-    assert (total == wanted).all(), "no plan is for in place: the table's"
+    assert (total == wanted).all(), "no schedule fits in place: a built-in algorithm"
 
     gathered, wanted = np.empty(count * size, np.float32), np.empty(count * size, np.float32)
     comm.Allgather(own, gathered)

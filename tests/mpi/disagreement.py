@@ -1,4 +1,4 @@
-"""Run under mpirun: ranks call a collective in different ways, and each tells the error that it gets."""
+"""Run under mpirun: ranks call a collective with different arguments; every rank reports its error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALLS = {
 }
 
 
-def heard(comm: Communicator, call: object, count: int) -> str:
+def error_of(comm: Communicator, call: object, count: int) -> str:
     try:
         call(comm, count)
         return "no error"
@@ -41,7 +41,7 @@ def heard(comm: Communicator, call: object, count: int) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def usable(comm: Communicator) -> bool:
+def is_usable(comm: Communicator) -> bool:
     for count in (10, 100_000):
         values = np.full(count, WORLD.rank, np.float32)
         comm.Bcast(values, 2)
@@ -51,15 +51,15 @@ def usable(comm: Communicator) -> bool:
 
 
 def main() -> None:
-    told = {}
+    errors = {}
     with Communicator(WORLD, codec="split") as comm:
         for count in (1000, 50_000):
             for name, call in CALLS.items():
-                told[f"{name} {count}"] = heard(comm, call, count)
-        told["usable"] = usable(comm)
-    everybody = WORLD.gather(told)
+                errors[f"{name} {count}"] = error_of(comm, call, count)
+        errors["usable"] = is_usable(comm)
+    by_rank = WORLD.gather(errors)
     if WORLD.rank == 0:
-        print(json.dumps(everybody))
+        print(json.dumps(by_rank))
 
 
 if __name__ == "__main__":

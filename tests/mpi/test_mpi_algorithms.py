@@ -1,4 +1,4 @@
-"""The best of MPI's own: right results on two MPIs, settings that take effect and go back, threads left alone."""
+"""Algorithms of the MPI library: correct results on two MPIs, settings that take effect and are restored."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MPIS = ("Open MPI", "MPICH")
 @needs_mpirun
 @pytest.mark.parametrize("mpi", MPIS)
 class TestTuned:
-    """One job for each MPI, whose findings the tests look at."""
+    """One job for each MPI, whose results all tests share."""
 
     FOUND: dict[str, dict[str, Any]] = {}  # noqa: RUF012
 
     @pytest.fixture
     def found(self, mpi: str, request: pytest.FixtureRequest) -> dict[str, Any]:
-        """Return what the job has found."""
+        """Return the results of the job."""
         mpich = request.getfixturevalue("mpich") if mpi == "MPICH" else None
         if mpi not in self.FOUND:
-            done = run(3, "-W", "error", "tests/mpi/own_algorithms.py", mpich=mpich)
+            done = run(3, "-W", "error", "tests/mpi/mpi_algorithms.py", mpich=mpich)
             assert done.returncode == 0, done.stderr
             self.FOUND[mpi] = json.loads(done.stdout.splitlines()[0])
         if self.FOUND[mpi]["family"] != mpi:
@@ -36,7 +36,7 @@ class TestTuned:
     def test_every_candidate_gives_what_the_default_gives(self, found: dict[str, Any]) -> None:
         assert found["every_candidate"]["wrong"] == []
 
-    def test_the_library_has_all_that_is_in_the_table(self, found: dict[str, Any], mpi: str) -> None:
+    def test_the_library_has_every_algorithm_of_the_table(self, found: dict[str, Any], mpi: str) -> None:
         family = next(family for family in algorithms.FAMILIES if family.name == mpi)
         expected = {name: ["default", *table] for name, table in family.table.items()}
         assert found["every_candidate"]["tried"] == expected
@@ -48,25 +48,25 @@ class TestTuned:
         assert (effect["best"], effect["around"], effect["closed"]) == (True, False, False)
         assert effect["name"] == next(name for name in effect["shapes"] if name.startswith("pipeline"))
 
-    def test_broadcasts_have_the_shape_that_was_asked_for(self, found: dict[str, Any]) -> None:
+    def test_broadcasts_have_the_selected_shape(self, found: dict[str, Any]) -> None:
         shapes = found["settings_take_effect"]["shapes"]
         assert shapes["default"] is shapes["binomial tree"] is False
         assert {shape for name, shape in shapes.items() if name.startswith("pipeline")} == {True}
 
-    def test_a_hopeless_candidate_is_tried_once(self, found: dict[str, Any]) -> None:
+    def test_a_much_slower_candidate_runs_once(self, found: dict[str, Any]) -> None:
         assert sorted(found["giving_up"].values()) == [1, *[3] * (len(found["giving_up"]) - 1)]
         assert found["giving_up"]["ring"] == 1
 
-    def test_variables_are_set_and_put_back(self, found: dict[str, Any]) -> None:
+    def test_variables_are_set_and_restored(self, found: dict[str, Any]) -> None:
         variables = found["variables"]
         assert (variables["set"], variables["changed"], variables["restored"]) == (True, 4, True)
-        assert variables["third"] in ("pipeline", "smp") and variables["behind errors"] is True
+        assert variables["third"] in ("pipeline", "smp") and variables["restored after errors"] is True
 
-    def test_mpi_keeps_its_level_of_threads(self, found: dict[str, Any]) -> None:
+    def test_the_thread_level_is_unchanged(self, found: dict[str, Any]) -> None:
         before, after = found["threads"]
         assert before == after
 
-    def test_errors_say_what_is_wrong(self, found: dict[str, Any], mpi: str) -> None:
+    def test_errors_name_the_variable_and_the_valid_values(self, found: dict[str, Any], mpi: str) -> None:
         errors, version, stem = found["variables"]["errors"], found["version"], found["stem"]
         assert errors["unknown"] == (
             f"control variable no_such: expected one that {version} has, got none of this name. "
@@ -98,27 +98,27 @@ LONGEST_TEXT = {
 }
 
 
-def test_of_an_unknown_mpi_only_the_default_is_known() -> None:
+def test_an_unknown_mpi_has_the_default_only() -> None:
     (only,) = algorithms.known("bcast", None)
     assert only.name == "default, the only one that is known of this MPI library"
     assert only.settings == {}
 
 
 @needs_mpirun
-def test_auto_takes_the_best_of_open_mpi_and_nothing_that_others_would_feel() -> None:
-    """A program that has the library's default measured beside ours finds it as it was."""
-    done = run(3, "tests/mpi/own_in_use.py")
+def test_tuned_communicators_are_used_and_defaults_stay_unchanged() -> None:
+    """A tuned communicator serves its range of sizes; the library's default is untouched."""
+    done = run(3, "tests/mpi/tuned_comm.py")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     if not found["keeps"]:
         assert found["better"] == []
         return
     assert found["wrong"] == 0
-    assert found["used"] == ["plain", "better", "better", "plain"]
+    assert found["used"] == ["default", "tuned", "tuned", "default"]
     assert found["algorithm outside"] == found["algorithm before"]
 
 
-def test_an_unknown_collective_is_told() -> None:
+def test_an_unknown_collective_is_an_error() -> None:
     with pytest.raises(SpecError) as caught:
         algorithms.candidates("scan")
     assert str(caught.value) == (

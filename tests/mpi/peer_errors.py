@@ -1,7 +1,7 @@
-"""Run under mpirun: damage on the wire, and codecs and callbacks that raise on one rank; all tell what they hear.
+"""Run under mpirun: corrupted messages, and codecs and callbacks that raise on one rank; every rank reports its error.
 
-failing.py wire ROUNDS    messages that are damaged, cut short or replaced, among other collectives
-failing.py code           codecs that raise, in the call or in the work that they queue, and callbacks
+peer_errors.py wire ROUNDS    messages that are corrupted, truncated or repeated, among other collectives
+peer_errors.py code           codecs that raise, in the call or in their queued work, and callbacks
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CULPRIT = 1
 
 
 class Fragile(Codec):
-    """Python's zlib, which raises on one rank when it is told to."""
+    """Python's zlib, which raises on one rank on request."""
 
     name, lossless, wire_id = "fragile", True, 0xF0020000
     dtypes = tuple(dtype.name for dtype in DTYPES)
@@ -56,9 +56,9 @@ class Fragile(Codec):
 
     def decode_reduce(self, source: object, nbytes: int, to: object, op: str, stream: object) -> Pending:
         def work() -> int:
-            plain = np.frombuffer(zlib.decompress(ctypes.string_at(source.address, nbytes)), np.float32)
+            decoded = np.frombuffer(zlib.decompress(ctypes.string_at(source.address, nbytes)), np.float32)
             here = np.frombuffer((ctypes.c_uint8 * to.nbytes).from_address(to.address), np.float32)
-            here[:] = plain if op == "replace" else here + plain
+            here[:] = decoded if op == "replace" else here + decoded
             return nbytes
 
         return self._queue("decode", work, stream)
@@ -77,7 +77,7 @@ class Fragile(Codec):
         return Pending(event.done, lambda: (event.wait(), sizes[0])[1])
 
 
-def heard(work: object) -> str:
+def error_of(work: object) -> str:
     try:
         work()
         return "no error"
@@ -86,7 +86,7 @@ def heard(work: object) -> str:
 
 
 class Started:
-    """A collective that has been started, with what its output should be."""
+    """A collective in flight, with its expected output."""
 
     def __init__(self, comm: Communicator, kind: str, root: int = 0, **options: object) -> None:
         one, many = np.full(COUNT, RANK, np.float32), np.arange(SIZE * COUNT, dtype=np.float32) + RANK
@@ -104,12 +104,12 @@ class Started:
                 self.request = comm.Ialltoall(many, self.got, algorithm=kind, **options)
 
     def result(self) -> str:
-        said = heard(self.request.Wait)
-        return said if said != "no error" or np.array_equal(self.got, self.right) else "wrong result"
+        error = error_of(self.request.Wait)
+        return error if error != "no error" or np.array_equal(self.got, self.right) else "wrong result"
 
 
-class Spoiler:
-    """Spoils a message that this rank sends for one collective."""
+class Corrupter:
+    """Corrupts a message that this rank sends for one collective."""
 
     def __init__(self, comm: Communicator) -> None:
         self._engine, transport = comm._caller.engine, comm._caller.transport
@@ -118,7 +118,7 @@ class Spoiler:
         self.aim("", 0, "")
 
     def aim(self, name: str, number: int, how: str) -> None:
-        """Spoil the message of this number, counted from 0, of the collective with this name."""
+        """Corrupt message `number`, counted from 0, of the collective with this name."""
         self._name, self._left, self._how = name, number, how
         self._last: dict[tuple[int, int], bytes] = {}
         self.peer: int | None = None
@@ -129,7 +129,7 @@ class Spoiler:
             self._last[peer, tag] = data
             if self._left <= 0 and (self._how != "repeat" or before):
                 self.peer = peer
-                self._kept.append(ctypes.create_string_buffer(self._spoiled(bytearray(data), before)))
+                self._kept.append(ctypes.create_string_buffer(self._corrupted(bytearray(data), before)))
                 address, nbytes = ctypes.addressof(self._kept[-1]), len(self._kept[-1]) - 1
             self._left -= 1
         return self._send(peer, tag, address, nbytes)
@@ -138,82 +138,82 @@ class Spoiler:
         jobs = [job for job in self._engine._jobs.values() if job.name == self._name]
         return any(tag - tag % 8 == job.task.peer_tags.get(peer) for job in jobs)
 
-    def _spoiled(self, data: bytearray, before: bytes | None) -> bytes:
+    def _corrupted(self, data: bytearray, before: bytes | None) -> bytes:
         if self._how == "repeat":
             return before or b""
-        if self._how == "cut":
+        if self._how == "truncate":
             return bytes(data[: random.randrange(len(data))])
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         return bytes(data)
 
 
 def wire(comm: Communicator, rounds: int) -> list[dict[str, object]]:
-    """Damage one message in each round, with other collectives under way."""
-    spoiler, told, kinds = Spoiler(comm), [], ["chain", "tree", "ring", "pairwise"]
-    ways = [(kind, how) for kind in kinds for how in ("flip", "cut", "repeat")]
-    ways = [(kind, how) for kind, how in ways if how != "repeat" or kind in ("chain", "tree")]
+    """Corrupt one message in each round, with other collectives in flight."""
+    corrupter, rounds_found, kinds = Corrupter(comm), [], ["chain", "tree", "ring", "pairwise"]
+    variants = [(kind, how) for kind in kinds for how in ("flip", "truncate", "repeat")]
+    variants = [(kind, how) for kind, how in variants if how != "repeat" or kind in ("chain", "tree")]
     for number in range(rounds):
         choice = random.Random(number)
-        kind, how = ways[number % len(ways)]
+        kind, how = variants[number % len(variants)]
         culprit = choice.randrange(SIZE)
-        spoiler.aim("target" if culprit == RANK else "", choice.randrange(4), how)
+        corrupter.aim("target" if culprit == RANK else "", choice.randrange(4), how)
         names = [f"other {n}" for n in range(4)] + ["target"]
         random.Random(number * SIZE + RANK).shuffle(names)
         started = {
             name: Started(comm, kind if name == "target" else kinds[int(name[-1])], name=name, codec="split")
             for name in names
         }
-        said = {name: one.result() for name, one in started.items()}
-        finder = spoiler.peer
-        spoiler.aim("", 0, "")
+        results = {name: one.result() for name, one in started.items()}
+        finder = corrupter.peer
+        corrupter.aim("", 0, "")
         again = Started(comm, kind, name="target", codec="split")
-        told.append(
+        rounds_found.append(
             {
                 "kind": kind,
                 "how": how,
                 "culprit": culprit,
                 "finder": finder,
-                "target": said.pop("target"),
-                "others": sorted(set(said.values())),
+                "target": results.pop("target"),
+                "others": sorted(set(results.values())),
                 "again": again.result(),
             }
         )
-    return told
+    return rounds_found
 
 
 def code(comm: Communicator) -> dict[str, str]:
-    """Let codecs and callbacks raise, each once, with a collective of another codec under way."""
+    """Let codecs and callbacks raise, each once, with a collective of another codec in flight."""
     register("fragile", lambda parameters: Fragile(), "zlib that may raise", example="fragile")
-    told = {}
+    found = {}
     for raises in ("encode", "decode", "queued encode", "queued decode"):
         for kind in ("chain", "ring"):
             Fragile.raises, root = raises, CULPRIT if "encode" in raises else 0
             other = Started(comm, "pairwise", codec="split", name="other")
             one = Started(comm, kind, root, codec="fragile", name="one")
-            told[f"{raises} {kind}"] = one.result()
-            told[f"{raises} {kind}, other"] = other.result()
+            found[f"{raises} {kind}"] = one.result()
+            found[f"{raises} {kind}, other"] = other.result()
             WORLD.Barrier()
             Fragile.raises = ""
-            told[f"{raises} {kind}, again"] = Started(comm, kind, codec="fragile", name="one").result()
+            found[f"{raises} {kind}, again"] = Started(comm, kind, codec="fragile", name="one").result()
 
     def callback() -> None:
         if RANK == CULPRIT:
             raise ZeroDivisionError("cannot call back")
 
-    told["callback"] = Started(comm, "ring", codec="split", name="one", callback=callback).result()
-    told["callback, next"] = heard(partial(comm.Allreduce, MPI.IN_PLACE, np.ones(COUNT), codec="split"))
-    told["callback, again"] = Started(comm, "ring", codec="split", name="one").result()
-    return told
+    found["callback"] = Started(comm, "ring", codec="split", name="one", callback=callback).result()
+    found["callback, next"] = error_of(partial(comm.Allreduce, MPI.IN_PLACE, np.ones(COUNT), codec="split"))
+    found["callback, again"] = Started(comm, "ring", codec="split", name="one").result()
+    return found
 
 
 def main() -> None:
     faulthandler.dump_traceback_later(100, exit=True)
     random.seed(RANK)
     with Communicator(WORLD, codec="split", chunk=40_000, timeout=20.0) as comm:
-        told = wire(comm, int(sys.argv[2])) if sys.argv[1] == "wire" else code(comm)
-    everybody = WORLD.gather(told)
+        found = wire(comm, int(sys.argv[2])) if sys.argv[1] == "wire" else code(comm)
+    by_rank = WORLD.gather(found)
     if RANK == 0:
-        print(json.dumps(everybody))
+        print(json.dumps(by_rank))
 
 
 if __name__ == "__main__":

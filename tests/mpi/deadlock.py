@@ -1,4 +1,4 @@
-"""Run under mpirun: ranks wait for each other in ways that no order of work can solve; each tells what it hears."""
+"""Run under mpirun: ranks that deadlock; every rank reports its error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORLD = MPI.COMM_WORLD
 RANK = WORLD.rank
 
 
-def heard(work: object) -> str:
+def error_of(work: object) -> str:
     try:
         work()
         return "no error"
@@ -24,7 +24,7 @@ def heard(work: object) -> str:
 
 
 def circle(comm: Communicator) -> str:
-    """Wait for A before B is started, and on rank 1 the other way round."""
+    """Wait for A before starting B, and on rank 1 the other way round."""
     first, second = ("B", "A") if RANK == 1 else ("A", "B")
     values = np.ones(1000, np.float32)
 
@@ -32,25 +32,25 @@ def circle(comm: Communicator) -> str:
         comm.Iallreduce(MPI.IN_PLACE, values, name=first).Wait()
         comm.Iallreduce(MPI.IN_PLACE, values, name=second).Wait()
 
-    return heard(work)
+    return error_of(work)
 
 
 def absent(comm: Communicator) -> str:
-    """Let rank 1 come later than the others wait."""
+    """Join on rank 1 after the others' timeout."""
     if RANK == 1:
         time.sleep(8)
-    return heard(lambda: comm.Bcast(np.ones(100_000, np.float32)))
+    return error_of(lambda: comm.Bcast(np.ones(100_000, np.float32)))
 
 
 def mixed(comm: Communicator) -> str:
-    """Let rank 1 start something large while the others are in a small call of MPI's own."""
+    """Start a large call on rank 1 while the others are in a pass-through call."""
     values = np.ones(100, np.float32)
     comm.Allreduce(MPI.IN_PLACE, values)
     many = np.ones(100_000 if RANK == 1 else 100, np.float32)
-    return heard(lambda: comm.Allreduce(MPI.IN_PLACE, many))
+    return error_of(lambda: comm.Allreduce(MPI.IN_PLACE, many))
 
 
-def usable(comm: Communicator) -> bool:
+def is_usable(comm: Communicator) -> bool:
     values = np.full(100_000, RANK, np.float32)
     comm.Bcast(values, 2)
     return bool((values == 2).all())
@@ -58,14 +58,14 @@ def usable(comm: Communicator) -> bool:
 
 def main(case: str) -> None:
     comm = Communicator(WORLD, "split", timeout=0.3)
-    told = [globals()[case](comm)]
+    found = [globals()[case](comm)]
     if case != "mixed":
         WORLD.Barrier()
-        told.append(usable(comm))
+        found.append(is_usable(comm))
         comm.Free()
-    everybody = WORLD.gather(told)
+    by_rank = WORLD.gather(found)
     if RANK == 0:
-        print(json.dumps(everybody))
+        print(json.dumps(by_rank))
 
 
 if __name__ == "__main__":

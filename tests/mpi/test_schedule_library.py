@@ -1,4 +1,4 @@
-"""A communicator with a directory of synthesised plans."""
+"""A communicator with a library of synthesised schedules."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def plans(tmp_path: Path) -> Path:
     for collective in ("allreduce", "allgather", "broadcast"):
         made = synthesise(here, collective, 1 << 20, 1 << 18, seconds=1.0)
         add_schedule(tmp_path, made.algorithm, here, 1 << 10, 1 << 24)
-    # This one would be taken before those, were the ranks on nodes like its own.
+    # This one would be preferred if the ranks were on nodes like its own.
     elsewhere = build("allreduce", "recursive_doubling", 3)
     add_schedule(tmp_path, elsewhere, machine((0, 1), (2,)), 1 << 18, 1 << 20)
     return tmp_path
 
 
 @needs_mpirun
-def test_plans_are_used_where_they_fit(plans: Path):
-    done = run(3, str(HERE / "planned.py"), str(plans))
+def test_schedules_are_used_where_they_fit(plans: Path):
+    done = run(3, str(HERE / "schedule_library.py"), str(plans))
     assert done.returncode == 0, done.stderr
     made = machine((0, 1, 2)).hash
     assert done.stdout.splitlines() == [
@@ -49,7 +49,7 @@ def test_plans_are_used_where_they_fit(plans: Path):
 
 
 @needs_mpirun
-def test_a_directory_that_is_none(tmp_path: Path):
-    done = run(2, str(HERE / "planned.py"), str(tmp_path / "none"))
+def test_a_missing_directory_is_an_error(tmp_path: Path):
+    done = run(2, str(HERE / "schedule_library.py"), str(tmp_path / "none"))
     assert done.returncode != 0
     assert f"plans: expected a directory, got '{tmp_path / 'none'}'. Fill one with" in done.stderr

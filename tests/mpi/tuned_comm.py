@@ -1,4 +1,4 @@
-"""Broadcasts by `auto` before and after it has found the best of MPI's own algorithms; prints which way they went."""
+"""Run under mpirun: broadcasts with a tuned communicator for a range of sizes; prints which communicator each used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     straight = comm._caller.straight
     if keeps_settings():
         found["algorithm before"] = control.get(STEM)
-        # Which algorithm is the fastest is the machine's affair: here it is whichever comes first behind the default.
+        # The sweep's timings are replaced, so that the first algorithm after the default wins on every machine.
         tuned = Tuned(WORLD, "bcast")
         tries = iter(range(1000))
         tuned.sweep(lambda on: abs(1 - next(tries) // 2))
@@ -38,20 +38,20 @@ def main() -> None:
 
 
 def used(comm: Communicator, straight: object, better: MPI.Intracomm) -> dict[str, object]:
-    """Broadcast messages of several lengths; say where they went, and how many elements are wrong."""
-    ways, wrong, call = [], 0, straight.call
+    """Broadcast messages of several sizes; return the communicators used and the number of wrong elements."""
+    used_comms, wrong, call = [], 0, straight.call
 
-    def watched(method: str, args: tuple[object, ...], on: MPI.Intracomm) -> object:
-        ways.append("better" if on is better else "plain")
+    def recorded(method: str, args: tuple[object, ...], on: MPI.Intracomm) -> object:
+        used_comms.append("tuned" if on is better else "default")
         return call(method, args, on)
 
-    straight.call = watched
+    straight.call = recorded
     for nbytes in (1 << 15, 1 << 16, 1 << 18, 1 << 19):
         values = np.arange(nbytes, dtype=np.uint8) if WORLD.rank == 0 else np.zeros(nbytes, np.uint8)
         comm.Bcast(values)
         wrong += int(np.count_nonzero(values != np.arange(nbytes, dtype=np.uint8)))
     straight.call = call
-    return {"used": ways, "wrong": WORLD.allreduce(wrong)}
+    return {"used": used_comms, "wrong": WORLD.allreduce(wrong)}
 
 
 if __name__ == "__main__":

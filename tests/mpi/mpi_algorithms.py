@@ -1,4 +1,4 @@
-"""Run under mpirun on 3 ranks: every candidate of every collective against MPI's default, and its variables."""
+"""Run under mpirun on 3 ranks: compare every algorithm of the MPI library with its default, and set MPI_T variables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def result(comm: MPI.Intracomm, collective: str, count: int) -> Array:
 
 
 def in_place(comm: MPI.Intracomm, collective: str, count: int) -> Array | None:
-    """Do the same in place, where that is the same on every rank."""
+    """Return the result in place, for collectives whose in-place form is the same on every rank."""
     send = np.random.default_rng(RANK).integers(-1000, 1000, count).astype(np.float64)
     if collective == "allreduce":
         comm.Allreduce(MPI.IN_PLACE, send)
@@ -65,7 +65,7 @@ def in_place(comm: MPI.Intracomm, collective: str, count: int) -> Array | None:
 
 
 def every_candidate() -> dict[str, Any]:
-    """Sweep each collective; the call compares in passing."""
+    """Sweep the algorithms of each collective and compare their results."""
     tried: dict[str, list[str]] = {}
     wrong: list[str] = []
     for collective in algorithms.COLLECTIVES:
@@ -92,7 +92,7 @@ def every_candidate() -> dict[str, Any]:
 
 
 def passes_through_rank_1(comm: MPI.Intracomm) -> bool:
-    """Say whether a broadcast from rank 0 reaches rank 2 only once rank 1 has come."""
+    """Return True if a broadcast from rank 0 reaches rank 2 only after rank 1 has joined."""
     data, through = np.zeros(1 << 22, np.uint8), False
     WORLD.Barrier()
     if RANK == 1:
@@ -114,7 +114,7 @@ def _arrives(comm: MPI.Intracomm, within: float) -> bool:
 
 
 def settings_take_effect() -> dict[str, Any]:
-    """Let a sweep choose by the shape that a broadcast really has, and no clock: chains are called fast."""
+    """Let a sweep choose by the observed shape of a broadcast instead of a clock: chains count as fast."""
     tuned, shapes = Tuned(WORLD, "bcast"), dict[str, bool]()
 
     def call(comm: MPI.Intracomm) -> float:
@@ -135,7 +135,7 @@ def settings_take_effect() -> dict[str, Any]:
 
 
 def giving_up() -> dict[str, int]:
-    """Count how often each candidate is tried if one is hopeless, on one rank only, and another not quite."""
+    """Count the runs of each algorithm when one is far too slow, on one rank only, and another nearly so."""
     tuned = Tuned(WORLD, "allreduce")
     names = [candidate.name for candidate in algorithms.candidates("allreduce")]
     seconds = [1.0, 3.1, 2.9, *[1.0] * (len(names) - 3)]
@@ -151,16 +151,16 @@ def giving_up() -> dict[str, int]:
     return tries
 
 
-def said(action: Callable[[], object]) -> str:
+def error_of(action: Callable[[], object]) -> str:
     try:
         action()
     except SpecError as error:
         return str(error)
-    return "nothing"
+    return "no error"
 
 
 def some_variables() -> tuple[str, dict[str, int | float | str]]:
-    """Return one with named values, and values for it and for variables of other kinds, the last of them text."""
+    """Return an enumeration variable, and values for it and for variables of other types; the last is text."""
     if algorithms.family() is algorithms.OPEN_MPI:
         stem, rules = "coll_tuned_bcast_algorithm", "coll_tuned_dynamic_rules_filename"
         return stem, {stem: "chain", f"{stem}_segmentsize": 123, "coll_tuned_use_dynamic_rules": "true", rules: "a/b"}
@@ -169,7 +169,7 @@ def some_variables() -> tuple[str, dict[str, int | float | str]]:
 
 
 def variables() -> dict[str, Any]:
-    """Set variables, look, and look again behind it, also behind errors of the block and of the settings."""
+    """Set variables, and check that they are restored, also after errors in the block and in the settings."""
     stem, values = some_variables()
     before = {name: control.get(name) for name in values}
     with control.settings(values):
@@ -179,10 +179,10 @@ def variables() -> dict[str, Any]:
         third = control.get(stem)
         raise KeyError
     errors = {
-        "unknown": said(lambda: control.get("no_such")),
-        "name": said(lambda: control.settings({**values, stem: "no_such"}).__enter__()),
-        "text": said(lambda: control.settings({**values, next(reversed(values)): "x" * 4000}).__enter__()),
-        "read-only": said(lambda: control.settings({**values, "mpi_param_check": 0}).__enter__()),
+        "unknown": error_of(lambda: control.get("no_such")),
+        "name": error_of(lambda: control.settings({**values, stem: "no_such"}).__enter__()),
+        "text": error_of(lambda: control.settings({**values, next(reversed(values)): "x" * 4000}).__enter__()),
+        "read-only": error_of(lambda: control.settings({**values, "mpi_param_check": 0}).__enter__()),
     }
     return {
         "set": values == during,
@@ -190,7 +190,7 @@ def variables() -> dict[str, Any]:
         "restored": restored,
         "third": third,
         "errors": errors,
-        "behind errors": before == {name: control.get(name) for name in values},
+        "restored after errors": before == {name: control.get(name) for name in values},
     }
 
 

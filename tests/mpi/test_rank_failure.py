@@ -1,4 +1,4 @@
-"""Ranks that die, stand still, are interrupted or end with an error: the others hear of it, and nothing hangs."""
+"""Ranks that are killed, stopped or interrupted, or exit with an error: the others get an error, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 pytestmark = needs_mpirun
 
 SECONDS = 90
-"""After which a job counts as hung."""
+"""A job that takes longer hangs."""
 HAS_ULFM = LAUNCHER is not None and LAUNCHER.mpi == "openmpi"
-needs_ulfm = pytest.mark.skipif(not HAS_ULFM, reason="only Open MPI has an option for ranks that die: --with-ft ulfm")
+needs_ulfm = pytest.mark.skipif(not HAS_ULFM, reason="only Open MPI tolerates failed ranks: --with-ft ulfm")
 
 
 class Started:
-    """A program on several ranks, whose processes are known by what they have left in a directory."""
+    """A program on several ranks, which write their process ids to a directory."""
 
     def __init__(self, directory: Path, ranks: int, case: str, victim: int, *options: str) -> None:
         self._directory, self._ranks = directory, ranks
-        program = [sys.executable, "tests/mpi/dying.py", case, str(victim), str(directory)]
+        program = [sys.executable, "tests/mpi/rank_failure.py", case, str(victim), str(directory)]
         self.process = subprocess.Popen(
             LAUNCHER.command(ranks, program, options),
             stdout=subprocess.PIPE,
@@ -42,28 +42,28 @@ class Started:
         )
 
     def ids(self) -> dict[int, int]:
-        """Return the process id of every rank that has begun."""
+        """Return the process id of every rank that has started."""
         return {int(file.stem): int(file.read_text()) for file in self._directory.glob("*.pid")}
 
     def wait_until_begun(self) -> dict[int, int]:
         deadline = time.monotonic() + SECONDS
         while len(self.ids()) < self._ranks:
-            assert time.monotonic() < deadline and self.process.poll() is None, "the ranks do not begin"
+            assert time.monotonic() < deadline and self.process.poll() is None, "the ranks do not start"
             time.sleep(0.05)
         time.sleep(0.5)
         return self.ids()
 
     def end(self) -> tuple[int, str, str]:
-        """Wait for the end; return the status and what was said, and see that no rank is left."""
+        """Wait for the job; return its status and output, and check that no rank is left."""
         output, errors = self.process.communicate(timeout=SECONDS)
         deadline = time.monotonic() + 5
         while left := [rank for rank, number in self.ids().items() if runs(number)]:
-            assert time.monotonic() < deadline, f"ranks {left} are still there"
+            assert time.monotonic() < deadline, f"ranks {left} are still running"
             time.sleep(0.05)
         return self.process.returncode, output, errors
 
     def clear(self) -> None:
-        """End what is left of a test that has failed."""
+        """Kill what a failed test has left."""
         for number in (*self.ids().values(), self.process.pid):
             if runs(number):
                 os.kill(number, signal.SIGKILL)
@@ -71,7 +71,7 @@ class Started:
 
 
 def runs(number: int) -> bool:
-    """Say whether there is such a process that is not just waiting to be counted."""
+    """Return True if the process exists and is not a zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -80,7 +80,7 @@ def runs(number: int) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[object]:
-    """Start programs, and leave nothing of them behind."""
+    """Start programs, and kill what is left of them after the test."""
     programs: list[Started] = []
 
     def start(*args: object) -> Started:
@@ -94,48 +94,48 @@ def start(tmp_path: Path) -> Iterator[object]:
 
 @needs_ulfm
 @pytest.mark.parametrize("victim", range(4))
-def test_survivors_hear_who_is_dead_and_go_on_without(start, victim):
+def test_survivors_get_an_error_that_names_the_dead_rank_and_continue(start, victim):
     status, output, errors = start(4, "survive", victim, "--with-ft", "ulfm").end()
     assert status == 0, output + errors
     ranks = [0, 1, 2, 3]
-    for turn in range(2):
-        told = dict(re.findall(rf"^{turn} (\d+ \w+(?: \d+)?): (.*)$", output, re.MULTILINE))
+    for number in range(2):
+        results = dict(re.findall(rf"^{number} (\d+ \w+(?: \d+)?): (.*)$", output, re.MULTILINE))
         place = victim % len(ranks)
         dead, survivors = ranks[place], ranks[:place] + ranks[place + 1 :]
         text = "communicator: expected all ranks alive, got rank"
         for old, rank in enumerate(ranks):
             if rank != dead:
-                said = told[f"{rank} was {old}"]
-                # One whose part was complete hears of it in the next call.
-                assert said == "no error" or re.fullmatch(
+                error = results[f"{rank} was {old}"]
+                # A rank whose part was complete gets the error in its next call.
+                assert error == "no error" or re.fullmatch(
                     rf"RankFailedError: rank {old}: {text} {place} dead \(MPI error: .+\)\. "
                     r"Continue without them: new = comm\.Shrink\(\)\.",
-                    said,
+                    error,
                 ), output
-                assert told[f"{rank} again"] == "RankFailedError"
-                assert told[f"{rank} is {survivors.index(rank)}"] == f"right on {len(survivors)} ranks"
-        assert any("RankFailedError" in told[f"{rank} was {ranks.index(rank)}"] for rank in survivors)
+                assert results[f"{rank} again"] == "RankFailedError"
+                assert results[f"{rank} is {survivors.index(rank)}"] == f"right on {len(survivors)} ranks"
+        assert any("RankFailedError" in results[f"{rank} was {ranks.index(rank)}"] for rank in survivors)
         ranks = survivors
 
 
-def test_a_death_ends_the_job_where_mpi_does_not_survive_it(start):
+def test_a_killed_rank_ends_the_job_without_fault_tolerance(start):
     status, output, errors = start(3, "killed", 1).end()
     assert status != 0
     if HAS_ULFM:
         assert re.search(r"process rank 1 .* exited on\s+signal 9 \(Killed\)", output + errors, re.DOTALL)
 
 
-def test_a_rank_that_stands_still_is_named_within_the_timeout(start):
+def test_a_stopped_rank_is_named_within_the_timeout(start):
     status, output, errors = start(4, "stopped", 2).end()
     assert status != 0
     for rank in (0, 1, 3):
-        said = re.search(rf"^{rank}: (.*)$", output, re.MULTILINE)
-        assert said, output + errors
+        error = re.search(rf"^{rank}: (.*)$", output, re.MULTILINE)
+        assert error, output + errors
         assert re.fullmatch(
             rf"RankFailedError: rank {rank}: allreduce \(call \d+\): expected every rank to answer after it failed, "
             r"and what they sent to arrive, got no answer from rank 2\. "
             r"Make a new communicator without them; this one cannot be used any more\.",
-            said[1],
+            error[1],
         ), output
 
 
@@ -146,14 +146,14 @@ def test_interrupting_the_launcher_ends_all_ranks(start):
     assert job.end()[0] != 0
 
 
-def test_interrupting_one_rank_ends_the_job_and_says_why(start):
+def test_interrupting_one_rank_ends_the_job_with_a_reason(start):
     job = start(3, "waiting", 0)
     os.kill(job.wait_until_begun()[1], signal.SIGINT)
     assert_rank_1_was_interrupted(job)
 
 
-def test_interrupting_one_rank_while_its_engine_turns_ends_the_job_too(start):
-    assert_rank_1_was_interrupted(start(3, "breaking_off", 0))
+def test_interrupting_one_rank_in_the_progress_engine_ends_the_job(start):
+    assert_rank_1_was_interrupted(start(3, "interrupted_in_poll", 0))
 
 
 def assert_rank_1_was_interrupted(job: Started) -> None:
@@ -164,7 +164,7 @@ def assert_rank_1_was_interrupted(job: Started) -> None:
     assert why in errors, output + errors
 
 
-def test_an_error_that_ends_one_rank_is_heard_by_those_who_would_wait_for_it(start):
+def test_an_error_that_ends_one_rank_reaches_the_ranks_that_would_wait_for_it(start):
     status, output, errors = start(3, "raising", 1).end()
     assert status != 0
     assert "ValueError: a mistake here" in errors
@@ -175,7 +175,7 @@ def test_an_error_that_ends_one_rank_is_heard_by_those_who_would_wait_for_it(sta
         ) in output
 
 
-def test_what_nobody_has_waited_for_is_completed_at_the_end(start):
-    status, output, errors = start(3, "forgetting", 1).end()
+def test_a_request_that_is_not_waited_for_is_completed_at_exit(start):
+    status, output, errors = start(3, "not_waited_for", 1).end()
     assert status == 0, errors
     assert sorted(output.split()) == ["0:", "2:", "right", "right"]

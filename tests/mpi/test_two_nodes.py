@@ -1,4 +1,4 @@
-"""A communicator whose ranks lie on several nodes."""
+"""A communicator whose ranks are on several nodes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from launch import needs_mpirun, run
 
 
 @needs_mpirun
-def test_two_levels_are_used_where_ranks_lie_on_nodes():
-    done = run(4, str(Path(__file__).parent / "on_nodes.py"))
+def test_two_level_algorithms_are_used_on_several_nodes():
+    done = run(4, str(Path(__file__).parent / "two_nodes.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "broadcast two_level",

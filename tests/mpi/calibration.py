@@ -1,4 +1,4 @@
-"""Run under mpirun: calibrate for collectives, then send what `auto` chooses; print what each rank has found."""
+"""Run under mpirun: calibrate for several collectives, broadcast with codec `auto`, and print each rank's results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def run(comm: Communicator, collective: str, nbytes: int) -> None:
-    """Run a collective through the engine as calibration wants it."""
+    """Run a collective through the engine, without a codec, for the calibration."""
     sent, received = (np.ones(max(1, nbytes // 4 // WORLD.size) * WORLD.size, np.float32) for _ in range(2))
     options = {"codec": "none", "algorithm": algorithms(collective)[0].name, "chunk": DEFAULT_CHUNK}
     match collective:
@@ -33,7 +33,7 @@ def run(comm: Communicator, collective: str, nbytes: int) -> None:
 
 
 def facts(found: Calibration) -> dict[str, object]:
-    """Return everything that decisions are made by, and some decisions."""
+    """Return all measured figures, and some plans made from them."""
     figures, dtype = found.figures, dtype_of_name("float32")
     assert dtype is not None
     choices = [found.choose(size * MIB, dtype, "split", ratio)[:3] for size in (1, 7, 64) for ratio in (1.0, 1.2, 4.0)]
@@ -43,7 +43,7 @@ def facts(found: Calibration) -> dict[str, object]:
 
 
 def broadcast(comm: Communicator, costs: Costs) -> bool:
-    """Say whether weights and other bits arrive as they were sent, where ranks have different costs."""
+    """Return True if weights and random bits arrive unchanged when ranks have different costs."""
     wanted = np.random.default_rng(0).normal(0, 0.02, 600_000).astype(np.float32)
     wanted[300_000:] = np.frombuffer(np.random.default_rng(1).bytes(1_200_000), np.float32)
     auto = Auto(costs if WORLD.rank else Costs(wire=8e-9, sample=0))
@@ -52,21 +52,21 @@ def broadcast(comm: Communicator, costs: Costs) -> bool:
     return values.tobytes() == wanted.tobytes()
 
 
-def tell(found: dict[str, object]) -> None:
-    """Print what all ranks have found, a line for each, by one of them so that lines stay whole."""
+def print_by_rank(found: dict[str, object]) -> None:
+    """Print a line for each rank, all of them on rank 0 so that lines are not mixed."""
     for rank, line in enumerate(WORLD.gather(json.dumps(found)) or ()):
         print(f"{rank} {line}", flush=True)
 
 
 def main() -> None:
-    """Calibrate for collectives that differ in kind, of which all but the first take over what is known."""
+    """Calibrate for several collectives; all but the first reuse the link measurements."""
     known: Calibration | None = None
     with Communicator(WORLD) as comm:
         for collective in ("broadcast", "allreduce", "allgather"):
             known = calibrate(WORLD, collective, partial(run, comm, collective), known=known)
-            tell(facts(known))
+            print_by_rank(facts(known))
         assert known is not None
-        tell({"arrived": broadcast(comm, known.costs)})
+        print_by_rank({"arrived": broadcast(comm, known.costs)})
     for collective, (method, _) in METHODS.items():
         buffers = arguments(collective, WORLD.size, 16 * WORLD.size)
         getattr(WORLD, method)(*buffers)

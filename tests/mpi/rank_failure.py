@@ -1,6 +1,6 @@
-"""Run under mpirun: ranks that die, are stopped or interrupted, or end with an error; the others tell what they hear.
+"""Run under mpirun: a rank is killed, stopped or interrupted, or exits with an error; the others report their errors.
 
-dying.py CASE VICTIM DIRECTORY: every rank leaves its process id in the directory when it is about to begin.
+rank_failure.py CASE VICTIM DIRECTORY    every rank writes its process id to the directory before it begins
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LARGE = 16 << 20
 """Elements of a broadcast of 64 MB."""
 
 
-def say(*words: object) -> None:
-    """Print a line at once: whoever dies takes what is buffered along."""
+def write_line(*words: object) -> None:
+    """Print a line unbuffered: a killed process loses its buffers."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def heard(work: object) -> str:
+def error_of(work: object) -> str:
     try:
         work()
         return "no error"
@@ -39,7 +39,7 @@ def heard(work: object) -> str:
 
 
 def after_messages(comm: Communicator, number: int, act: object) -> None:
-    """Do something in the middle of a collective: at the message of this number that is sent or received."""
+    """Call `act` at the n-th message that this rank sends or receives."""
     transport, count = comm._caller.transport, [0]
 
     def counted(method: object) -> object:
@@ -64,21 +64,21 @@ def large(comm: Communicator) -> None:
 
 
 def small(comm: Communicator) -> None:
-    """Call MPI itself again and again, by the shortest way."""
+    """Make pass-through calls on the fast path."""
     values = np.ones(1)
     for _ in range(100_000):
         comm.Bcast(values)
 
 
 def started(comm: Communicator) -> None:
-    """Wait for calls of MPI's own that were only started."""
+    """Wait for non-blocking pass-through calls."""
     values = np.ones(1)
     for _ in range(100_000):
         comm.Ibcast(values).Wait()
 
 
 def verify(comm: Communicator) -> str:
-    """Use a communicator in every way: large and small, by the engine and by MPI."""
+    """Run collectives large and small, in the engine and passed through, and verify them."""
     rank, size = comm.rank, comm.size
     for root in range(size):
         values = np.full(300_000, rank, np.float32)
@@ -93,8 +93,8 @@ def verify(comm: Communicator) -> str:
 
 
 def survive(comm: Communicator, victim: int) -> None:
-    """Let ranks die one after the other, in several kinds of calls, and go on without them."""
-    for turn, kind in enumerate((large, started if victim % 2 else small)):
+    """Kill two ranks, each in another kind of call, and continue with the survivors."""
+    for number, kind in enumerate((large, started if victim % 2 else small)):
         verify(comm)
         dies = victim % comm.size
         if comm.rank == dies:
@@ -102,16 +102,16 @@ def survive(comm: Communicator, victim: int) -> None:
                 after_messages(comm, 20, die)
             else:
                 threading.Timer(0.2, die).start()
-        say(f"{turn} {RANK} was {comm.rank}:", heard(partial(kind, comm)))
-        again = heard(partial(large, comm))
-        say(f"{turn} {RANK} again:", again.split(":")[0])
+        write_line(f"{number} {RANK} was {comm.rank}:", error_of(partial(kind, comm)))
+        again = error_of(partial(large, comm))
+        write_line(f"{number} {RANK} again:", again.split(":")[0])
         comm = comm.Shrink()
-        say(f"{turn} {RANK} is {comm.rank}:", verify(comm))
+        write_line(f"{number} {RANK} is {comm.rank}:", verify(comm))
     comm.Free()
 
 
 def killed(comm: Communicator, victim: int) -> None:
-    """Let one rank die, in an MPI that does not survive it."""
+    """Kill a rank under an MPI that is not fault-tolerant."""
     if victim == RANK:
         after_messages(comm, 20, die)
     large(comm)
@@ -119,27 +119,27 @@ def killed(comm: Communicator, victim: int) -> None:
 
 
 def stopped(comm: Communicator, victim: int) -> None:
-    """Let one rank stand still, which MPI does not notice; the others end the job once all have heard of it."""
+    """Stop a rank, which MPI does not notice; the others abort the job once all have an error."""
     if victim == RANK:
         after_messages(comm, 20, lambda: os.kill(os.getpid(), signal.SIGSTOP))
     values = np.ones(LARGE, np.float32)
-    say(f"{RANK}:", heard(lambda: comm.Allreduce(MPI.IN_PLACE, values, algorithm="ring")))
+    write_line(f"{RANK}:", error_of(lambda: comm.Allreduce(MPI.IN_PLACE, values, algorithm="ring")))
     directory = Path(sys.argv[3])
-    (directory / f"{RANK}.heard").touch()
-    while len([*directory.glob("*.heard")]) < WORLD.size - 1:
+    (directory / f"{RANK}.reported").touch()
+    while len([*directory.glob("*.reported")]) < WORLD.size - 1:
         time.sleep(0.05)
     WORLD.Abort(3)
 
 
 def waiting(comm: Communicator, victim: int) -> None:
-    """Let all wait for a rank that does not come; one of them is interrupted from outside."""
+    """Wait for a rank that does not join; one of the waiting ranks is interrupted from outside."""
     if victim == RANK:
         time.sleep(100)
     comm.Iallreduce(MPI.IN_PLACE, np.ones(100_000, np.float32), name="weights").Wait()
 
 
-def breaking_off(comm: Communicator, victim: int) -> None:
-    """Let all wait for a rank that does not come; one of them is interrupted while the engine turns."""
+def interrupted_in_poll(comm: Communicator, victim: int) -> None:
+    """Wait for a rank that does not join; rank 1 is interrupted inside the progress engine."""
     transport = comm._caller.transport
 
     def poll() -> object:
@@ -153,31 +153,31 @@ def breaking_off(comm: Communicator, victim: int) -> None:
 
 
 def busy(comm: Communicator, victim: int) -> None:
-    """Work without end, until all are interrupted from outside."""
+    """Run collectives until the job is interrupted from outside."""
     while True:
         large(comm)
         comm.Allreduce(MPI.IN_PLACE, np.ones(1))
 
 
 def raising(comm: Communicator, victim: int) -> None:
-    """Let one rank end with an error before a collective that the others are in."""
+    """Exit on one rank with an error before a collective that the others are in."""
     if victim == RANK:
         raise ValueError("a mistake here")
-    say(f"{RANK}:", heard(lambda: large(comm)))
+    write_line(f"{RANK}:", error_of(lambda: large(comm)))
 
 
-def forgetting(comm: Communicator, victim: int) -> None:
-    """Let one rank start a collective and end without waiting for it."""
+def not_waited_for(comm: Communicator, victim: int) -> None:
+    """Start a collective on one rank and exit without waiting for it."""
     values = np.full(1_000_000, RANK, np.float32)
     request = comm.Ibcast(values, victim, algorithm="chain")
     if victim != RANK:
         time.sleep(0.5)
         request.Wait()
-        say(f"{RANK}:", "right" if (values == victim).all() else "wrong")
+        write_line(f"{RANK}:", "right" if (values == victim).all() else "wrong")
 
 
 def main(case: str, victim: int, directory: Path) -> None:
-    faulthandler.dump_traceback_later(100, exit=True)  # a rank that hangs shows where, and ends
+    faulthandler.dump_traceback_later(100, exit=True)
     comm = Communicator(WORLD, codec="none", timeout=0.3 if case == "stopped" else 20.0)
     verify(comm)
     (directory / f"{RANK}.part").write_text(str(os.getpid()))

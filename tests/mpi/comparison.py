@@ -1,4 +1,4 @@
-"""Runs a collective of ours in ways that are drawn, on buffers that are drawn, and compares with MPI's result."""
+"""Runs collectives with random options on random kinds of buffers, and compares the results with native MPI."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from calls import RANK, Case, answer, hold, kinds
 from mpi_gpucomp import Communicator
 
 IN_FLIGHT = 12
-"""So many are started before the first of them is waited for."""
+"""The number of requests that are started before the first is waited for."""
 
 
 class Ledger:
-    """What was compared, and what was found wrong on this rank."""
+    """Counts comparisons, and lists the differences on this rank."""
 
     def __init__(self) -> None:
         self.compared = 0
@@ -32,7 +32,7 @@ class Ledger:
 
 
 class Deck:
-    """Values to be drawn at random, each of them once before any comes again."""
+    """Draws values at random, each once before any is repeated."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -46,8 +46,8 @@ class Deck:
         return left.pop()
 
 
-class Flying(NamedTuple):
-    """A collective that was started."""
+class Started(NamedTuple):
+    """A non-blocking collective in flight."""
 
     title: str
     request: Any
@@ -55,15 +55,15 @@ class Flying(NamedTuple):
 
 
 class Comparison:
-    """Draws for all ranks alike how a case is run, and for each its own kinds of buffers."""
+    """Draws the same options on all ranks, and different kinds of buffers on each."""
 
     def __init__(self, ledger: Ledger, comms: dict[str, Communicator], seed: int) -> None:
         self._ledger, self._comms = ledger, comms
         self._all, self._own = Deck(seed), Deck(seed * 1000 + RANK + 1)
-        self._flying: list[Flying] = []
+        self._started: list[Started] = []
 
     def run(self, case: Case, options: list[dict[str, Any]]) -> None:
-        """Run a case with some options, drawn, and compare now or when it has landed."""
+        """Run a case with random options, and compare at once or when its request has completed."""
         where = self._all.draw((case.method, "comm"), self._comms)
         started = self._all.draw((case.method, "start"), (False, True))
         chosen = self._all.draw((case.method, len(options)), options)
@@ -72,18 +72,18 @@ class Comparison:
         sent, received = (hold(part, kind) for part, kind in zip(parts, mine, strict=True))
         names = [kind.__name__ for part, kind in zip(parts, mine, strict=True) if isinstance(part, list)]
         title = f"{where}.{'I' * started}{case} with {chosen}, {' to '.join(names)}"
-        arguments, compare = case.arguments(sent.spec, received.spec), self._comparing(title, case, sent, received)
-        with _Noted(self._ledger, title):
+        arguments, compare = case.arguments(sent.spec, received.spec), self._comparer(title, case, sent, received)
+        with _Recorded(self._ledger, title):
             if not started:
                 getattr(self._comms[where], case.method)(*arguments, **chosen)
                 compare()
                 return
             request = getattr(self._comms[where], f"I{case.method.lower()}")(*arguments, **chosen)
-            self._flying.append(Flying(title, request, compare))
-        if len(self._flying) >= IN_FLIGHT:
-            self.land()
+            self._started.append(Started(title, request, compare))
+        if len(self._started) >= IN_FLIGHT:
+            self.wait_all()
 
-    def _comparing(self, title: str, case: Case, sent: buffers.Held, received: buffers.Held) -> Callable[[], None]:
+    def _comparer(self, title: str, case: Case, sent: buffers.Held, received: buffers.Held) -> Callable[[], None]:
         wanted = answer(case)
 
         def compare() -> None:
@@ -93,17 +93,17 @@ class Comparison:
 
         return compare
 
-    def land(self) -> None:
-        """Wait for all that were started."""
-        flying, self._flying = self._flying, []
-        for one in flying:
-            with _Noted(self._ledger, one.title):
+    def wait_all(self) -> None:
+        """Wait for all requests in flight, and compare."""
+        in_flight, self._started = self._started, []
+        for one in in_flight:
+            with _Recorded(self._ledger, one.title):
                 one.request.Wait()
                 one.compare()
 
 
-class _Noted:
-    """Notes errors, so that one does not hide what comes behind it."""
+class _Recorded:
+    """Records an exception as a difference and goes on."""
 
     def __init__(self, ledger: Ledger, title: str) -> None:
         self._ledger, self._title = ledger, title

@@ -1,4 +1,4 @@
-"""Requests, names, callbacks, and communicators that come and go and leave nothing behind."""
+"""Check requests, names, callbacks, and the creation and release of communicators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import numpy as np
 from by_algorithm import error_of
 from calls import RANK, RANKS, SIZE, WORLD
-from comparing import Ledger
+from comparison import Ledger
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
@@ -27,7 +27,7 @@ def ranks(count: int = LARGE) -> np.ndarray:
 
 
 def mixed(comm: Communicator) -> tuple[list[np.ndarray], list[Request]]:
-    """Start sums that the engine makes, that MPI makes, and one of mpi4py's own."""
+    """Start sums in the engine, passed through, and one directly with mpi4py."""
     sums = [ranks(count) for count in (LARGE, 3, LARGE, 10, LARGE)]
     requests = [comm.Iallreduce(MPI.IN_PLACE, one, codec="split" if one.size == LARGE else None) for one in sums]
     sums.append(ranks(5))
@@ -39,30 +39,30 @@ def summed(sums: list[np.ndarray]) -> bool:
 
 
 def requests(ledger: Ledger, comm: Communicator) -> None:
-    sums, started = mixed(comm)
-    ledger.check(Request.Waitall(started) is True and summed(sums), "Waitall")
-    ledger.check(Request.Waitall(started) is True, "Waitall once more")
-    sums, started = mixed(comm)
-    while not Request.Testall(started):
+    sums, in_flight = mixed(comm)
+    ledger.check(Request.Waitall(in_flight) is True and summed(sums), "Waitall")
+    ledger.check(Request.Waitall(in_flight) is True, "Waitall once more")
+    sums, in_flight = mixed(comm)
+    while not Request.Testall(in_flight):
         time.sleep(0)
     ledger.check(summed(sums), "Testall")
-    sums, started = mixed(comm)
-    order = [Request.Waitany(started) for _ in started]
-    ledger.same("Waitany", sorted(order), list(range(len(started))))
-    ledger.same("Waitany when nothing is active", Request.Waitany(started), MPI.UNDEFINED)
+    sums, in_flight = mixed(comm)
+    order = [Request.Waitany(in_flight) for _ in in_flight]
+    ledger.same("Waitany", sorted(order), list(range(len(in_flight))))
+    ledger.same("Waitany when nothing is active", Request.Waitany(in_flight), MPI.UNDEFINED)
     ledger.check(summed(sums), "what Waitany has waited for")
     lower_case(ledger, comm)
 
 
 def lower_case(ledger: Ledger, comm: Communicator) -> None:
-    """Return what mpi4py's lower-case methods return, where there is no object to receive."""
+    """Check the return values of the lower-case methods, which receive no object."""
     for count in (3, LARGE):
         ledger.same("wait", comm.Iallreduce(MPI.IN_PLACE, ranks(count), codec="split").wait(), None)
         request = comm.Iallreduce(MPI.IN_PLACE, ranks(count), codec="split")
         while (answer := request.test()) != (True, None):
             ledger.same("test", answer, (False, None))
-    sums, started = mixed(comm)
-    ledger.same("waitall", Request.waitall(started), [None] * len(started))
+    sums, in_flight = mixed(comm)
+    ledger.same("waitall", Request.waitall(in_flight), [None] * len(in_flight))
     ledger.check(summed(sums), "what waitall has waited for")
     pair = [comm.Iallreduce(MPI.IN_PLACE, ranks(3)) for _ in range(2)]
     ledger.same("waitany", {Request.waitany(pair), Request.waitany(pair)}, {(0, None), (1, None)})
@@ -72,33 +72,33 @@ def lower_case(ledger: Ledger, comm: Communicator) -> None:
 def many_in_flight(ledger: Ledger, comm: Communicator) -> None:
     sums = [ranks(1000 + number) for number in range(60)]
     order = np.random.default_rng(RANK).permutation(60)
-    started = [comm.Iallreduce(MPI.IN_PLACE, sums[number], name=f"many.{number}") for number in order]
-    Request.Waitall(started)
+    in_flight = [comm.Iallreduce(MPI.IN_PLACE, sums[number], name=f"many.{number}") for number in order]
+    Request.Waitall(in_flight)
     ledger.check(summed(sums), "60 in flight, in another order on every rank")
     sums = [ranks(1000 + number) for number in range(60)]
     Request.Waitall([comm.Iallreduce(MPI.IN_PLACE, one, algorithm="ring") for one in sums])
     ledger.check(summed(sums), "60 in flight without names")
 
 
-# Ways to pass one's buffers
+# Buffer arguments
 
 
 def one_buffer_for_both(ledger: Ledger, comm: Communicator) -> None:
-    """Refuse on every rank to reduce from and to the same memory, which MPI does not allow."""
+    """Expect an error on every rank from a reduction whose buffers are the same, which MPI does not allow."""
     for count in (7, LARGE):
         for method in ("Allreduce", "Scan", "Reduce_scatter_block"):
             buffer = np.arange(count * SIZE, dtype=np.float32)
             part = buffer[:count] if method == "Reduce_scatter_block" else buffer
-            heard = error_of(lambda method=method, one=buffer, other=part: getattr(comm, method)(one, other))
+            error = error_of(lambda method=method, one=buffer, other=part: getattr(comm, method)(one, other))
             wanted = (
                 f"BufferSpecError: rank {RANK}: {method}: expected other memory to receive into than what is sent from"
                 ", got the same. Pass MPI.IN_PLACE as what is sent."
             )
-            ledger.same(f"{method} of {count} from and to one buffer", heard, wanted)
+            ledger.same(f"{method} of {count} from and to one buffer", error, wanted)
 
 
-def shares_left_out(ledger: Ledger, comm: Communicator) -> None:
-    """Let ranks receive different lengths without saying them all, as mpi4py does."""
+def counts_left_out(ledger: Ledger, comm: Communicator) -> None:
+    """Reduce-scatter blocks of different lengths without recvcounts, as mpi4py allows."""
     for count in (7, LARGE):
         for method in ("Reduce_scatter", "Ireduce_scatter"):
             values = np.arange(sum(count + rank for rank in RANKS), dtype=np.float32) % 11 + RANK
@@ -106,16 +106,16 @@ def shares_left_out(ledger: Ledger, comm: Communicator) -> None:
             for where, room in zip((comm, WORLD), got, strict=True):
                 request = getattr(where, method)(values, room)
                 request and request.Wait()
-                WORLD.Barrier()  # mpi4py's call holds Python's lock while it waits: ours must be over on all ranks
+                WORLD.Barrier()  # mpi4py's call waits holding the GIL: ours must have completed on all ranks
             ledger.check(got[0].tobytes() == got[1].tobytes(), f"{method} without counts", got[0][:5])
 
 
-def after_one_without_gaps(ledger: Ledger, comm: Communicator) -> None:
-    """Take arrays with gaps where others of the same length and type were taken before."""
+def strided_after_contiguous(ledger: Ledger, comm: Communicator) -> None:
+    """Pass strided arrays after contiguous ones of the same length and type."""
     for _ in range(3):
-        plain, spread = ranks(6), np.zeros(12, np.float32)
-        comm.Bcast(plain, SIZE - 1)
-        comm.Allreduce(MPI.IN_PLACE, plain)
+        contiguous, spread = ranks(6), np.zeros(12, np.float32)
+        comm.Bcast(contiguous, SIZE - 1)
+        comm.Allreduce(MPI.IN_PLACE, contiguous)
         spread[::2] = RANK
         comm.Bcast(spread[::2], SIZE - 1)
         ledger.same("Bcast into gaps", spread.tolist(), [SIZE - 1, 0] * 6)
@@ -132,29 +132,29 @@ def after_one_without_gaps(ledger: Ledger, comm: Communicator) -> None:
 def names(ledger: Ledger, comm: Communicator) -> None:
     comm.register("total", "allreduce", codec="split")
     comm.register("all", "Allgather")
-    comm.completed()  # what others have left
-    total, everybody = ranks(), np.zeros(SIZE * LARGE, np.float32)
-    calls = [("total", (MPI.IN_PLACE, total)), ("all", (ranks(), everybody))]
-    started = [comm.run(name, *arguments) for name, arguments in (calls[::-1] if RANK % 2 else calls)]
-    Request.Waitall(started)
-    ledger.check(summed([total]) and (everybody == np.repeat(RANKS, LARGE)).all(), "registered", total[:5])
+    comm.completed()  # discard those of earlier checks
+    total, gathered = ranks(), np.zeros(SIZE * LARGE, np.float32)
+    calls = [("total", (MPI.IN_PLACE, total)), ("all", (ranks(), gathered))]
+    in_flight = [comm.run(name, *arguments) for name, arguments in (calls[::-1] if RANK % 2 else calls)]
+    Request.Waitall(in_flight)
+    ledger.check(summed([total]) and (gathered == np.repeat(RANKS, LARGE)).all(), "registered", total[:5])
     ledger.same("completed", sorted(comm.completed()), ["all", "total"])
     ledger.same("completed once more", comm.completed(), [])
-    heard = error_of(lambda: comm.register("total", "bcast"))
-    ledger.check("got a name that stands for a collective already" in heard, "a name twice", heard)
-    heard = error_of(lambda: comm.run("tot", total))
+    error = error_of(lambda: comm.register("total", "bcast"))
+    ledger.check("got a name that stands for a collective already" in error, "a name twice", error)
+    error = error_of(lambda: comm.run("tot", total))
     wanted = "SpecError: rank {}: run 'tot': expected a registered name: all, total, got 'tot'. {}"
-    ledger.same("a name that nobody knows", heard, wanted.format(RANK, "Call register(name, collective) first."))
+    ledger.same("an unknown name", error, wanted.format(RANK, "Call register(name, collective) first."))
 
 
 def callbacks(ledger: Ledger, comm: Communicator) -> None:
-    """Call back whichever way a call goes."""
-    told: list[int] = []
+    """Expect callbacks from the engine and from pass-through calls."""
+    called: list[int] = []
     for count in (3, LARGE):
-        comm.Iallreduce(MPI.IN_PLACE, ranks(count), callback=lambda: told.append(1)).Wait()
-        comm.Allreduce(MPI.IN_PLACE, ranks(count), callback=lambda: told.append(2))
-        comm.Iallreduce(MPI.IN_PLACE, np.ones(count, int), MPI.BOR, callback=lambda: told.append(3)).Wait()
-    ledger.same("callbacks", told, [1, 2, 3] * 2)
+        comm.Iallreduce(MPI.IN_PLACE, ranks(count), callback=lambda: called.append(1)).Wait()
+        comm.Allreduce(MPI.IN_PLACE, ranks(count), callback=lambda: called.append(2))
+        comm.Iallreduce(MPI.IN_PLACE, np.ones(count, int), MPI.BOR, callback=lambda: called.append(3)).Wait()
+    ledger.same("callbacks", called, [1, 2, 3] * 2)
 
 
 def callback_that_starts_another(ledger: Ledger, comm: Communicator) -> None:
@@ -169,7 +169,7 @@ def callback_that_starts_another(ledger: Ledger, comm: Communicator) -> None:
 
 
 def callback_that_raises(ledger: Ledger) -> None:
-    """Raise where it is waited for, and let the others hear of it; what follows is right again on all ranks."""
+    """Expect the exception in Wait and a PeerError on the other ranks; later calls succeed on all ranks."""
     if SIZE == 1:
         return
     comm = Communicator(WORLD, "split", passthrough_bytes=0)
@@ -177,12 +177,12 @@ def callback_that_raises(ledger: Ledger) -> None:
     def fail() -> None:
         raise ValueError("not today")
 
-    heard = error_of_any(lambda: comm.Iallreduce(MPI.IN_PLACE, ranks(), callback=fail if RANK == 0 else None).Wait())
-    ledger.same("a callback that raises", heard, "ValueError: not today" if RANK == 0 else "no error")
+    error = error_of_any(lambda: comm.Iallreduce(MPI.IN_PLACE, ranks(), callback=fail if RANK == 0 else None).Wait())
+    ledger.same("a callback that raises", error, "ValueError: not today" if RANK == 0 else "no error")
     WORLD.Barrier()
-    time.sleep(0.2)  # for the others to hear of it before they call again
-    heard = error_of_any(lambda: comm.Allreduce(MPI.IN_PLACE, ranks()))
-    ledger.check(heard.startswith("PeerError") and "not today" in heard, "the call behind it", heard)
+    time.sleep(0.2)  # the error reaches the others before they call again
+    error = error_of_any(lambda: comm.Allreduce(MPI.IN_PLACE, ranks()))
+    ledger.check(error.startswith("PeerError") and "not today" in error, "the call after it", error)
     for number in range(3):
         values = ranks() + number
         comm.Allreduce(MPI.IN_PLACE, values)
@@ -199,17 +199,17 @@ def error_of_any(call: object) -> str:
 
 
 def persistent(ledger: Ledger, comm: Communicator) -> None:
-    """Start the same calls again and again, on buffers that change in between."""
+    """Start persistent requests several times, on buffers that change in between."""
     for count in (3, LARGE):
         sent, total, values = ranks(count), ranks(count), ranks(count)
         for options in ({}, {"codec": "split", "algorithm": "ring"}):
             again = comm.Allreduce_init(sent, total, **options)
-            for turn in range(3):
-                sent[:] = RANK + turn
+            for number in range(3):
+                sent[:] = RANK + number
                 again.Start()
                 ledger.check("still active" in error_of_any(again.Start), "a second start")
                 again.Wait()
-                ledger.check(bool((total == SUM + SIZE * turn).all()), f"Allreduce_init {turn}", total[:5])
+                ledger.check(bool((total == SUM + SIZE * number).all()), f"Allreduce_init {number}", total[:5])
             again.Free()
             ledger.check("was freed" in error_of_any(again.Start), "a start after Free")
         roots = [comm.Bcast_init(values, root) for root in RANKS]
@@ -224,8 +224,8 @@ def persistent(ledger: Ledger, comm: Communicator) -> None:
 # Communicators
 
 
-def of_one_of_ours(ledger: Ledger) -> None:
-    """Make one of one of ours, measure at once, and use it no more once it is freed."""
+def nested(ledger: Ledger) -> None:
+    """Create a communicator from another one, calibrate it, and expect an error after Free."""
     with Communicator(WORLD, "mpc") as outer:
         comm = Communicator(outer)
         comm.calibrate("Allreduce")
@@ -234,11 +234,11 @@ def of_one_of_ours(ledger: Ledger) -> None:
         )
         wrong += "Gather, Scatter, got 'Bkast'. Name the methods that will be called."
         ledger.same(
-            "tune", error_of_any(lambda: comm.calibrate("Bkast")), f"SpecError: {wrong.replace('0', str(RANK), 1)}"
+            "calibrate", error_of_any(lambda: comm.calibrate("Bkast")), f"SpecError: {wrong.replace('0', str(RANK), 1)}"
         )
         total = ranks()
         comm.Iallreduce(MPI.IN_PLACE, total).Wait()
-        ledger.check(summed([total]), "one of ours", total[:5])
+        ledger.check(summed([total]), "a communicator of a communicator", total[:5])
         comm.Free()
         comm.Free()
         freed = "communicator: expected one that is in use, got one that was freed. Make a new one."
@@ -246,7 +246,7 @@ def of_one_of_ours(ledger: Ledger) -> None:
 
 
 def parts(ledger: Ledger, comm: Communicator) -> None:
-    """Split, duplicate, and use what comes of it."""
+    """Use the results of Dup, Split and Split_type."""
     with comm.Dup() as twin:
         total = ranks()
         twin.Allreduce(MPI.IN_PLACE, total, codec="split")
@@ -269,8 +269,8 @@ def parts(ledger: Ledger, comm: Communicator) -> None:
         theirs.Free()
 
 
-def nothing_is_left(ledger: Ledger, cycles: int) -> None:
-    """Make and free communicators, more than an MPI has room for at a time."""
+def check_no_leaks(ledger: Ledger, cycles: int) -> None:
+    """Create and free more communicators than MPI can hold at a time."""
     threads, held = threading.active_count(), get_device("host").pool.statistics.in_use
     for cycle in range(cycles):
         with Communicator(WORLD, "split", passthrough_bytes=0, chunk=5000) as comm:
@@ -279,15 +279,15 @@ def nothing_is_left(ledger: Ledger, cycles: int) -> None:
             if cycle % 10 == 0:
                 comm.Iallreduce(MPI.IN_PLACE, total, codec="none", algorithm="ring").Wait()
                 comm.Bcast(total, codec="mpc")
-    ledger.same("threads that are left", threading.active_count(), threads)
-    ledger.same("bytes that are held", get_device("host").pool.statistics.in_use, held)
+    ledger.same("threads left", threading.active_count(), threads)
+    ledger.same("bytes held", get_device("host").pool.statistics.in_use, held)
 
 
-def lives(ledger: Ledger, comms: dict[str, Communicator]) -> None:
+def check_lifecycle(ledger: Ledger, comms: dict[str, Communicator]) -> None:
     for comm in comms.values():
-        for test in (requests, many_in_flight, one_buffer_for_both, shares_left_out, after_one_without_gaps):
+        for test in (requests, many_in_flight, one_buffer_for_both, counts_left_out, strided_after_contiguous):
             test(ledger, comm)
         for test in (names, callbacks, callback_that_starts_another, persistent, parts):
             test(ledger, comm)
     callback_that_raises(ledger)
-    of_one_of_ours(ledger)
+    nested(ledger)

@@ -1,4 +1,4 @@
-"""Ranks that believe to be on two nodes, dealt out in turn: prints which algorithms are used, and checks results."""
+"""Run under mpirun: ranks placed round-robin on two simulated nodes; prints the algorithms and verifies results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ used: list[str] = []
 submit = Caller._submit
 
 
-def watched(self, form, choice, options, **more):  # type: ignore[no-untyped-def]
+def recorded(self, form, choice, options, **more):  # type: ignore[no-untyped-def]
     used.append(f"{form.collective} {choice.algorithm.name}")
     return submit(self, form, choice, options, **more)
 
 
-Caller._submit = watched
+Caller._submit = recorded
 
 found = nodes.nodes_of(world)
 assert found == (tuple(range(0, size, 2)), tuple(range(1, size, 2)))
@@ -40,7 +40,7 @@ with Communicator(world, "split") as comm:
     half = comm.Split(rank % 2)
     assert half is not None
     with half:
-        half.Bcast(sent)  # all of them on one node
+        half.Bcast(sent)  # all ranks on one node
 with Communicator(world) as comm:  # auto measures both kinds of links first
     comm.Allreduce(own, total)
     assert (total == wanted).all()

@@ -1,11 +1,11 @@
-"""What goes to mpi4py as it is: operations and datatypes that only MPI knows, and methods that are not ours."""
+"""Check calls that are passed through to mpi4py: user-defined operations, derived datatypes, other methods."""
 
 from __future__ import annotations
 
 import numpy as np
 from by_algorithm import error_of
 from calls import RANK, SIZE, WORLD
-from comparing import Ledger
+from comparison import Ledger
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
@@ -14,15 +14,15 @@ COUNTS = (3, 40_000)
 PAIRS = np.dtype([("value", "f4"), ("place", "i4")])
 
 
-def weave(one: MPI.buffer, other: MPI.buffer, datatype: MPI.Datatype) -> None:
-    """Do something that depends on the order of its operands."""
+def ordered(one: MPI.buffer, other: MPI.buffer, datatype: MPI.Datatype) -> None:
+    """Combine operands in a way that depends on their order."""
     first, second = np.frombuffer(one, np.int32), np.frombuffer(other, np.int32)
     second[:] = first * 3 + second % 1000
 
 
 def operations(ledger: Ledger, comm: Communicator, count: int) -> None:
-    woven = MPI.Op.Create(weave, commute=False)
-    for op, name in ((MPI.BOR, "BOR"), (woven, "a user's operation"), (MPI.LXOR, "LXOR")):
+    user_op = MPI.Op.Create(ordered, commute=False)
+    for op, name in ((MPI.BOR, "BOR"), (user_op, "a user's operation"), (MPI.LXOR, "LXOR")):
         values = (np.arange(count) + RANK).astype(np.int32)
         for method in ("Allreduce", "Scan", "Exscan", "Reduce", "Iallreduce", "Ireduce", "Iscan"):
             got = [np.zeros_like(values) for _ in range(2)]
@@ -35,11 +35,11 @@ def operations(ledger: Ledger, comm: Communicator, count: int) -> None:
         for where, room in zip((comm, WORLD), got, strict=True):
             where.Reduce_scatter_block(many, room, op)
         ledger.check(got[0].tobytes() == got[1].tobytes(), f"Reduce_scatter_block of {count} by {name}", got[0][:5])
-    woven.Free()
+    user_op.Free()
 
 
 def places(ledger: Ledger, comm: Communicator, count: int) -> None:
-    """Find the smallest values and the ranks that have them."""
+    """Reduce with MINLOC."""
     values = np.zeros(count, PAIRS)
     values["value"], values["place"] = (np.arange(count) * 7 + RANK * 3) % 11, RANK
     got = [np.zeros_like(values) for _ in range(2)]
@@ -49,7 +49,7 @@ def places(ledger: Ledger, comm: Communicator, count: int) -> None:
 
 
 def datatypes(ledger: Ledger, comm: Communicator, count: int) -> None:
-    """Move every second element, as a derived datatype says."""
+    """Broadcast every second element by a derived datatype."""
     every_second = MPI.FLOAT.Create_vector(count, 1, 2).Commit()
     for start in (False, True):
         got = [np.full(2 * count, RANK, np.float32) for _ in range(2)]
@@ -57,12 +57,12 @@ def datatypes(ledger: Ledger, comm: Communicator, count: int) -> None:
             spec = [buffer, 1, every_second]
             where.Ibcast(spec, SIZE - 1).Wait() if start else where.Bcast(spec, SIZE - 1)
         ledger.check(got[0].tobytes() == got[1].tobytes(), f"Bcast of {count} with gaps", got[0][:5])
-    heard = error_of(lambda: comm.Bcast([got[0], 1, every_second], codec="split"))
+    error = error_of(lambda: comm.Bcast([got[0], 1, every_second], codec="split"))
     wanted = (
         f"SpecError: rank {RANK}: Bcast: expected elements and an operation that can go with codec, got a collective, "
         "a derived datatype, an operation or elements that only MPI knows. Leave codec out."
     )
-    ledger.same("a codec for what only MPI knows", heard, wanted)
+    ledger.same("a codec with a derived datatype", error, wanted)
     every_second.Free()
 
 
@@ -85,7 +85,7 @@ def methods_of_mpi4py(ledger: Ledger, comm: Communicator) -> None:
     comm.barrier()
     comm.Ibarrier().Wait()
     ledger.check(MPI.Comm.Compare(comm.Get_group() and WORLD, WORLD) == MPI.IDENT, "Get_group")
-    ledger.same("an attribute that nobody has", error_of_attribute(comm), "no attribute '_missing'")
+    ledger.same("an unknown attribute", error_of_attribute(comm), "no attribute '_missing'")
 
 
 def error_of_attribute(comm: Communicator) -> str:
@@ -95,7 +95,7 @@ def error_of_attribute(comm: Communicator) -> str:
         return str(error).partition("object has ")[2]
 
 
-def left_to_mpi(ledger: Ledger, comms: dict[str, Communicator]) -> None:
+def check_passthrough(ledger: Ledger, comms: dict[str, Communicator]) -> None:
     for comm in comms.values():
         for count in COUNTS:
             operations(ledger, comm, count)

@@ -1,4 +1,4 @@
-"""Run under mpirun: `auto` tries its ways in turns, also around a call in which the ranks disagree."""
+"""Run under mpirun: codec `auto` explores its candidates, also around a call in which the ranks disagree."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WEIGHTS = np.random.default_rng(0).normal(0, 0.02, 1 << 19).astype(np.float32)
 
 
 def arrives(comm: Communicator, root: int) -> bool:
-    """Broadcast, and say whether everything has come."""
+    """Broadcast; return True if all elements arrived."""
     values = WEIGHTS.copy() if WORLD.rank == root else np.zeros_like(WEIGHTS)
     comm.Bcast(values, root)
     return values.tobytes() == WEIGHTS.tobytes()
 
 
-def heard(comm: Communicator) -> str:
+def error_of_mismatch(comm: Communicator) -> str:
     """Broadcast another count on one rank; return the error."""
     try:
         comm.Bcast(WEIGHTS[: WEIGHTS.size - (WORLD.rank == 1)].copy())
@@ -33,7 +33,7 @@ def heard(comm: Communicator) -> str:
 
 
 def as_if_slow(comm: Communicator) -> None:
-    """Let `auto` believe in a network so slow that what is in a message decides; and find that it is not."""
+    """Pretend a network so slow that the content of a message decides, which the measurements then contradict."""
     known = comm._caller._tuner._known
     comm._caller._tuner._ways = lambda *_: [OWN]  # type: ignore[method-assign]
     figures = known["broadcast"].figures
@@ -42,7 +42,7 @@ def as_if_slow(comm: Communicator) -> None:
 
 
 def many(comm: Communicator) -> bool:
-    """Broadcast often, two lengths of one kind, which one rank describes in another way; say whether all has come."""
+    """Broadcast two lengths of one size class, described differently on one rank; return True if all arrived."""
     right, quick = [], 0
     for call in range(100):
         length = WEIGHTS.size - 8 * (call % 3 == 0)
@@ -54,12 +54,12 @@ def many(comm: Communicator) -> bool:
 
 
 def sums(comm: Communicator) -> bool:
-    """Add up before and after settling, where the way may have changed; say whether it was right each time."""
+    """Sum before and after autotuning, which may change the plan; return True if each sum was correct."""
     values = np.full(1 << 19, WORLD.rank + 1, np.float32)
     right = []
-    for settle in (False, True, False):
+    for tune in (False, True, False):
         total = np.zeros_like(values)
-        if settle:
+        if tune:
             comm.autotune("Allreduce", values, total)
         comm.Allreduce(values, total)
         right.append(bool((total == WORLD.size * (WORLD.size + 1) / 2).all()))
@@ -67,11 +67,11 @@ def sums(comm: Communicator) -> bool:
 
 
 def main() -> None:
-    """Print what each rank has seen."""
+    """Print the results of each rank."""
     with Communicator(WORLD) as comm:
         comm.calibrate("Bcast")
         right = [arrives(comm, root=0)]
-        error = heard(comm)
+        error = error_of_mismatch(comm)
         right += [arrives(comm, root) for root in range(WORLD.size)]
         comm.autotune("Bcast", WEIGHTS.copy())
         right += [arrives(comm, root=1)]

@@ -1,6 +1,6 @@
-"""Run under mpirun: a rank that comes late, is dead, or is asked what it does; the others leave flight records.
+"""Run under mpirun: a rank that is late or killed, or gets SIGUSR1; ranks write flight records.
 
-hanging.py CASE VICTIM
+flight_records.py CASE VICTIM
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CASE, VICTIM = sys.argv[1], int(sys.argv[2])
 FLIGHT = Path(os.environ["MPI_GPUCOMP_FLIGHT"])
 
 
-def be_elsewhere(others: int) -> None:
-    """Stay away until all others have left a record."""
+def stay_away(others: int) -> None:
+    """Sleep until this number of ranks has written a record."""
     deadline = time.monotonic() + 60
     while len(list(FLIGHT.glob("flight.*.json"))) < others and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -33,29 +33,29 @@ def main() -> None:
     with Communicator(WORLD, "split") as comm:
         comm.Bcast(values)
         if CASE in ("late", "late-mpi") and WORLD.rank == VICTIM:
-            be_elsewhere(WORLD.size)
+            stay_away(WORLD.size)
         if CASE == "late-mpi":
             comm.Barrier()
         if CASE == "asked":
             if WORLD.rank == VICTIM:
-                be_elsewhere(WORLD.size - 1)
+                stay_away(WORLD.size - 1)
             else:
                 os.kill(os.getpid(), signal.SIGUSR1)
-            WORLD.Barrier()  # in MPI itself: no handler of Python's runs
+            WORLD.Barrier()  # inside MPI no Python signal handler runs
         comm.Bcast(values)
-    print(f"rank {WORLD.rank} ends well", flush=True)
+    print(f"rank {WORLD.rank} has completed", flush=True)
 
 
 def die() -> None:
     values = np.zeros(1 << 24, np.float32)
     comm = Communicator(WORLD, "split")
     try:
-        for turn in range(100):
-            if turn == 3 and WORLD.rank == VICTIM:
+        for number in range(100):
+            if number == 3 and WORLD.rank == VICTIM:
                 os.kill(os.getpid(), signal.SIGKILL)
             comm.Bcast(values)
     except RankFailedError:
-        os.write(1, f"rank {WORLD.rank} hears of it\n".encode())
+        os.write(1, f"rank {WORLD.rank} got the error\n".encode())
     sys.stdout.flush()
     time.sleep(1.0)
     os._exit(0)

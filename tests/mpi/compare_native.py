@@ -1,6 +1,6 @@
-"""Run under mpirun: every collective of a Communicator against MPI's own result, bit for bit.
+"""Run under mpirun: compare every collective of a Communicator with native MPI, bit for bit.
 
-against_mpi.py [STEP]    every case, or the first of every STEP ones; rank 0 prints what all have found
+compare_native.py [STEP]    run every case, or every STEP-th one; rank 0 prints the differences on all ranks
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from itertools import chain, product
 from typing import Any
 
 from arithmetic import arithmetic
-from by_algorithm import SCHEDULED, every_algorithm, every_file, too_few_ranks
+from by_algorithm import SCHEDULED, every_algorithm, every_file, unsupported_ranks
 from calls import METHODS, OPERATIONS, REDUCING, ROOTED, SIZE, WORLD, Case
-from comparing import Comparison, Ledger
-from left_to_mpi import left_to_mpi
-from lives import lives, nothing_is_left
+from comparison import Comparison, Ledger
+from lifecycle import check_lifecycle, check_no_leaks
 from mpi4py import MPI
+from passthrough import check_passthrough
 
 from mpi_gpucomp import Communicator
 from mpi_gpucomp.schedule.algorithms import algorithms
 
-PATIENCE = 170
-"""Seconds after which a rank that hangs shows where, and ends."""
+HANG_SECONDS = 170
+"""After this time a rank that hangs prints its stack and exits."""
 COUNTS = (0, 1, 3, 3000, 30_000)
 DTYPES = ("float32", "float64", "int32")
 INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int64", "uint64")
@@ -49,7 +49,7 @@ def of_one_type(method: str, count: int, dtype: str, ops: tuple[str, ...] = tupl
 
 
 def options(case: Case) -> list[dict[str, Any]]:
-    """Return ways to run a case: the communicator's own, and with codec, role, name, algorithm and chunk."""
+    """Return options to run a case with: none, and combinations of codec, role, name, algorithm and chunk."""
     if case.method not in SCHEDULED:
         return [{}, {"chunk": 5000}]
     algorithm = algorithms(SCHEDULED[case.method])[0].name
@@ -61,7 +61,7 @@ def options(case: Case) -> list[dict[str, Any]]:
 
 
 def communicators(stack: ExitStack) -> dict[str, Communicator]:
-    """Make one for which every message is large, one that leaves most to MPI, and one that decides by itself."""
+    """Create one that runs everything in the engine, one that passes most calls through, and one with codec="auto"."""
     made = {
         "split": Communicator(WORLD, "split", passthrough_bytes=0, chunk=20_000, roles={"fields": "mpc"}),
         "none": Communicator(WORLD, "none", roles={"fields": "split"}),
@@ -71,21 +71,21 @@ def communicators(stack: ExitStack) -> dict[str, Communicator]:
 
 
 def main(step: int) -> None:
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     ledger = Ledger()
     with ExitStack() as stack:
         comms = communicators(stack)
         comparison = Comparison(ledger, comms, seed=1)
         for case in list(cases())[::step]:
             comparison.run(case, options(case))
-        comparison.land()
+        comparison.wait_all()
         every_algorithm(ledger, comms)
         every_file(ledger, comms)
-        too_few_ranks(ledger, comms["split"])
+        unsupported_ranks(ledger, comms["split"])
         arithmetic(ledger, comms)
-        left_to_mpi(ledger, comms)
-        lives(ledger, comms)
-    nothing_is_left(ledger, cycles=1500 if SIZE == 1 else 15)
+        check_passthrough(ledger, comms)
+        check_lifecycle(ledger, comms)
+    check_no_leaks(ledger, cycles=1500 if SIZE == 1 else 15)
     wrong = WORLD.gather(ledger.wrong)
     if wrong is not None:
         found = {"mpi": MPI.Get_library_version(), "compared": ledger.compared, "wrong": [*chain.from_iterable(wrong)]}
