@@ -26,7 +26,7 @@ from mpi_gpucomp.schedule.simulate import simulate
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
-    from mpi_gpucomp.schedule.simulate import Segment, Simulation
+    from mpi_gpucomp.schedule.simulate import PathPart, Simulation
     from mpi_gpucomp.schedule.topology import Topology
 
 __all__ = ["add", "explain_add", "milliseconds"]
@@ -88,13 +88,13 @@ def _described(found: Simulation, collective: str, args: argparse.Namespace, chu
     ]
     path = found.critical_path()
     shown = path if len(path) <= SHOWN else [*path[: SHOWN // 2], None, *path[-SHOWN // 2 :]]
-    parts = [_part(segment) if segment else ("...", f"{len(path) - SHOWN} more", "") for segment in shown]
+    parts = [_part(part) if part else ("...", f"{len(path) - SHOWN} more", "") for part in shown]
     header = ("critical path", "times", "ms")
     return f"{table(('', ''), rows).lstrip()}\n\n{table(header, parts, ('times', 'ms'))}"
 
 
-def _part(segment: Segment) -> tuple[str, str, str]:
-    return segment.what, str(segment.times), f"{segment.seconds * 1e3:.3f}"
+def _part(part: PathPart) -> tuple[str, str, str]:
+    return part.activity, str(part.times), f"{part.seconds * 1e3:.3f}"
 
 
 def milliseconds(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Simulated schedules against formulas, limits and counts that follow from elsewhere."""
+"""Simulations against closed formulas, bandwidth limits and traffic counts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from test_topology import two_nodes
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule import cost
 from mpi_gpucomp.schedule.algorithms import algorithms, build
-from mpi_gpucomp.schedule.cost import CodecCost, LinkCost, chain_seconds, steps_and_bytes
+from mpi_gpucomp.schedule.cost import CodecCost, LinkCost, MessageCost, chain_seconds, steps_and_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import Simulation, simulate
-from mpi_gpucomp.schedule.simulate.network import Clock, Flow, Network
+from mpi_gpucomp.schedule.simulate.resources import EventQueue, FairNetwork, Flow
+from mpi_gpucomp.schedule.sketch import Sketch
+from mpi_gpucomp.schedule.synth.problem import Problem, chunks_of
 from mpi_gpucomp.schedule.topology import Port, ProcessorModel, Topology, even_nodes, preset
 
 MIB = 1 << 20
@@ -21,30 +23,30 @@ WIRE = LinkCost(50e-6, 8e-9)
 
 
 def hosts(ranks: int, ports: tuple[Port, ...] = (), **changes: object) -> Topology:
-    """Make hosts of one rank each, joined by the same links."""
+    """Return hosts of one rank each, with equal links."""
     topology = Topology("hosts", even_nodes(ranks, 1), {"wire": WIRE}, None, "wire", {}, ports)
     return replace(topology, **changes)
 
 
-def card(rank: int, way: str) -> Port:
-    return Port(f"rank {rank}, {way}", frozenset({rank}), way, WIRE.per_byte)
+def card(rank: int, direction: str) -> Port:
+    return Port(f"rank {rank}, {direction}", frozenset({rank}), direction, WIRE.per_byte)
 
 
 def cards(ranks: int) -> tuple[Port, ...]:
-    return tuple(card(rank, way) for rank in range(ranks) for way in ("out", "in"))
+    return tuple(card(rank, direction) for rank in range(ranks) for direction in ("out", "in"))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("loops", [1, 2, 37])
 @pytest.mark.parametrize(
-    "coding", [None, CodecCost(0.7e-9, 0.9e-9, 4.0), CodecCost(9e-9, 1e-9, 2.0), CodecCost(1e-9, 9e-9, 2.0)]
+    "codec", [None, CodecCost(0.7e-9, 0.9e-9, 4.0), CodecCost(9e-9, 1e-9, 2.0), CodecCost(1e-9, 9e-9, 2.0)]
 )
-def test_a_chain_takes_what_the_formula_says(ranks: int, loops: int, coding: CodecCost | None):
-    found = simulate(build("broadcast", "chain", ranks), hosts(ranks), loops * MIB, MIB, coding)
-    assert found.seconds == pytest.approx(chain_seconds(loops * MIB, MIB, ranks, WIRE, coding or CodecCost()), rel=1e-9)
+def test_chain_matches_the_formula(ranks: int, loops: int, codec: CodecCost | None):
+    found = simulate(build("broadcast", "chain", ranks), hosts(ranks), loops * MIB, MIB, codec)
+    assert found.seconds == pytest.approx(chain_seconds(loops * MIB, MIB, ranks, WIRE, codec or CodecCost()), rel=1e-9)
 
 
-def test_a_ring_takes_2_n_minus_1_steps_for_each_of_its_two_halves():
+def test_ring_takes_2_n_minus_1_steps_per_half():
     ranks, chunk = 4, MIB
     nbytes = 8 * chunk
     found = simulate(build("allreduce", "ring", ranks), hosts(ranks, cards(ranks)), nbytes, chunk)
@@ -55,10 +57,10 @@ def test_a_ring_takes_2_n_minus_1_steps_for_each_of_its_two_halves():
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_every_algorithm_moves_what_was_counted(collective: str):
+def test_traffic_of_every_algorithm(collective: str):
     ranks = 6
-    for row in algorithms(collective):
-        algorithm = build(collective, row.name, ranks)
+    for info in algorithms(collective):
+        algorithm = build(collective, info.name, ranks)
         found = simulate(algorithm, hosts(ranks, cards(ranks)), algorithm.chunks * 1000, 1000)
         sent, received = [0.0] * ranks, [0.0] * ranks
         for (sender, receiver), (nbytes, _) in found.links.items():
@@ -73,9 +75,9 @@ def test_every_algorithm_moves_what_was_counted(collective: str):
         assert found.seconds >= max(seconds for _, seconds in found.loads.values()) * (1 - 1e-9)
 
 
-def test_a_chunk_is_encoded_once_and_decoded_by_all():
-    coding = CodecCost(1e-9, 1e-9, 2.0)
-    found = simulate(build("broadcast", "tree", 7), hosts(7), 4 * MIB, MIB, coding)
+def test_chunks_are_encoded_once_and_decoded_by_all():
+    codec = CodecCost(1e-9, 1e-9, 2.0)
+    found = simulate(build("broadcast", "tree", 7), hosts(7), 4 * MIB, MIB, codec)
     done = [(record.kind, record.rank) for record in found.records if record.kind != "send"]
     assert done.count(("encode", 0)) == 4
     assert sum(kind == "encode" for kind, _ in done) == 4
@@ -89,55 +91,55 @@ def test_sums_are_encoded_again_at_every_step():
     assert [kind for rank, kind in kinds if rank == 0] == ["reduce"]
 
 
-def test_what_shares_a_port_takes_turns():
+def test_messages_share_a_port():
     topology = hosts(4, cards(4))
     star = build("scatter", "linear", 4)
     alone = simulate(star, hosts(4), 4 * MIB, MIB).seconds
     assert simulate(star, topology, 4 * MIB, MIB).seconds == pytest.approx(3 * alone - 2 * WIRE.latency)
 
 
-def test_shares_are_max_min_fair():
-    clock = Clock()
+def test_rates_are_max_min_fair():
+    events = EventQueue()
     arrived: dict[str, float] = {}
-    network = Network(clock, [100.0, 10.0])
+    network = FairNetwork(events, [100.0, 10.0])
     for name, nbytes, through in (("both", 100.0, [0, 1]), ("first", 900.0, [0])):
-        flow = Flow(nbytes, 1e9, through, lambda name=name: arrived.update({name: clock.now}))
-        clock.at(0.0, lambda flow=flow: network.join(flow))
-    clock.run()
+        flow = Flow(nbytes, 1e9, through, lambda name=name: arrived.update({name: events.now}))
+        events.at(0.0, lambda flow=flow: network.start(flow))
+    events.run()
     assert arrived == pytest.approx({"both": 10.0, "first": 10.0})
 
 
-def test_a_share_grows_when_another_leaves():
-    clock = Clock()
+def test_rates_grow_when_a_message_ends():
+    events = EventQueue()
     arrived: dict[str, float] = {}
-    network = Network(clock, [100.0])
+    network = FairNetwork(events, [100.0])
     for name, nbytes, start in (("short", 100.0, 0.0), ("long", 1000.0, 1.0)):
-        flow = Flow(nbytes, 60.0, [0], lambda name=name: arrived.update({name: clock.now}))
-        clock.at(start, lambda flow=flow: network.join(flow))
-    clock.run()
-    # 60 alone, then 50 each until the short one is through; the long one goes on with 60.
+        flow = Flow(nbytes, 60.0, [0], lambda name=name: arrived.update({name: events.now}))
+        events.at(start, lambda flow=flow: network.start(flow))
+    events.run()
+    # The short one gets 60 alone, then both get 50; the long one ends with 60.
     assert arrived == pytest.approx({"short": 1.8, "long": 1.8 + (1000 - 40) / 60})
 
 
 def test_cores_are_shared():
-    coding = CodecCost(0.0, 20e-9, 4.0)
-    own = simulate(build("broadcast", "chain", 5), hosts(5), 8 * MIB, MIB, coding)
+    codec = CodecCost(0.0, 20e-9, 4.0)
+    own = simulate(build("broadcast", "chain", 5), hosts(5), 8 * MIB, MIB, codec)
     shared = hosts(5, processors=(ProcessorModel(frozenset(range(5)), 1),))
-    one_core = simulate(build("broadcast", "chain", 5), shared, 8 * MIB, MIB, coding)
-    work = 4 * 8 * MIB * coding.decode
+    one_core = simulate(build("broadcast", "chain", 5), shared, 8 * MIB, MIB, codec)
+    work = 4 * 8 * MIB * codec.decode
     assert work <= one_core.seconds <= work + 1.1 * 2 * MIB * WIRE.per_byte
     assert own.seconds < one_core.seconds / 2
 
 
-def test_the_critical_path_adds_up():
+def test_critical_path_adds_up():
     for name in ("chain", "scatter_allgather"):
         found = simulate(build("broadcast", name, 4), two_nodes(pairs={}), 8 * MIB, MIB, CodecCost(1e-9, 1e-9, 2.0))
         path = found.critical_path()
-        assert path[0].what == "rank 0 encodes"
-        assert sum(segment.seconds for segment in path) == pytest.approx(found.seconds, rel=0.02)
+        assert path[0].activity == "rank 0 encodes"
+        assert sum(part.seconds for part in path) == pytest.approx(found.seconds, rel=0.02)
 
 
-def test_the_trace_has_every_record():
+def test_trace_has_every_record():
     found = simulate(build("broadcast", "chain", 3), hosts(3), 2 * MIB, MIB)
     events = [event for event in found.trace()["traceEvents"] if event["ph"] == "X"]
     assert [(event["pid"], event["tid"], event["name"]) for event in events][:2] == [
@@ -152,37 +154,110 @@ def test_nothing_to_do():
     assert simulate(build("broadcast", "chain", 3), hosts(3), 0, MIB).busiest() == ("none", 0.0, 0.0)
 
 
-def test_what_does_not_fit():
+def test_algorithm_does_not_fit_the_topology():
     with pytest.raises(SpecError) as caught:
         simulate(build("broadcast", "chain", 4), hosts(3), MIB, MIB)
     assert str(caught.value) == (
-        "topology hosts: expected 4 ranks, as algorithm chain has, got 3. "
+        "topology hosts: expected 4 ranks, as in algorithm chain, got 3. "
         "Build the algorithm for the ranks of the topology."
     )
     with pytest.raises(SpecError) as caught:
         simulate(build("broadcast", "chain", 8), preset("ndv2", 8), MIB, MIB)
     assert str(caught.value) == (
         "topology ndv2, 1 node: expected a link from rank 3 to rank 4, which the schedule uses, got none. "
-        "Choose an algorithm, or synthesise one, that keeps to the links that there are."
+        "Choose an algorithm that uses existing links, or synthesise one."
     )
 
 
-def test_chunks_are_neither_short_nor_long():
+def test_default_chunk_bytes():
     assert cost.default_chunk_bytes(1 << 30, coded=True) == 2 * MIB
     assert cost.default_chunk_bytes(1, coded=False) == MIB // 4
     assert [cost.default_chunk_bytes(n * MIB, coded=False) // MIB for n in (64, 256, 1024, 65536)] == [1, 2, 4, 4]
     assert cost.default_chunk_bytes(64 * MIB, coded=False, shared=True) == 2 * MIB
 
 
-def paper(codec: str | None, algorithm: str, ranks: int, nbytes: int) -> Simulation:
+def paper_setup(spec: str | None, algorithm: str, ranks: int, nbytes: int) -> Simulation:
     topology = preset("v100-ib", ranks)
-    coding = topology.codecs[codec] if codec else None
-    return simulate(build("broadcast", algorithm, ranks), topology, nbytes, MIB // 2, coding)
+    codec = topology.codecs[spec] if spec else None
+    return simulate(build("broadcast", algorithm, ranks), topology, nbytes, MIB // 2, codec)
 
 
-def test_the_direction_of_the_papers_result():
-    """A compressed chain against MPI's binomial tree and against the plain chain, on 8 nodes over InfiniBand."""
+def test_trend_of_the_paper():
+    """A compressed chain against a raw chain and a binomial tree, on 8 nodes over InfiniBand."""
     nbytes = 32 * MIB
-    compressed = paper("zfp:rate=8", "chain", 8, nbytes).seconds
-    assert compressed < 0.35 * paper(None, "chain", 8, nbytes).seconds
-    assert compressed < 0.2 * paper(None, "binomial", 8, nbytes).seconds
+    compressed = paper_setup("zfp:rate=8", "chain", 8, nbytes).seconds
+    assert compressed < 0.35 * paper_setup(None, "chain", 8, nbytes).seconds
+    assert compressed < 0.2 * paper_setup(None, "binomial", 8, nbytes).seconds
+
+
+CHAIN = build("broadcast", "chain", 4)
+MESSAGE, PER_BYTE, WAIT = 1e-3, 1e-9, 4e-3
+ALL = frozenset(range(4))
+
+
+def test_message_cost_of_one_chunk():
+    found = simulate(CHAIN, hosts(4, message_cost=MessageCost(MESSAGE, PER_BYTE, WAIT)), MIB, MIB).seconds
+    hop = WIRE.seconds(MIB) + 2 * (MESSAGE + MIB * PER_BYTE) + WAIT
+    assert found == pytest.approx(3 * hop)
+
+
+def test_message_cost_overlaps_with_the_link():
+    """If the link is the bottleneck, only the first and the last chunk pay for it."""
+    loops = 32
+    free = simulate(CHAIN, hosts(4), loops * MIB, MIB).seconds
+    found = simulate(CHAIN, hosts(4, message_cost=MessageCost(MESSAGE, PER_BYTE, WAIT)), loops * MIB, MIB).seconds
+    assert found == pytest.approx(free + 3 * (2 * (MESSAGE + MIB * PER_BYTE) + WAIT))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 0.5])
+def test_short_messages_are_limited_by_the_cores(cores: float):
+    topology = hosts(4, message_cost=MessageCost(MESSAGE), processors=(ProcessorModel(ALL, cores),))
+    loops = 100
+    found = simulate(CHAIN, topology, loops * 4, 4).seconds
+    ends = 2 * 3 * loops
+    assert found == pytest.approx(ends * MESSAGE / cores, rel=0.1)
+
+
+def test_cost_of_frames():
+    codec, frame = CodecCost(1e-9, 1e-9, 4.0), 5e-3
+    with_frames, without = (
+        simulate(CHAIN, hosts(4, message_cost=MessageCost(MESSAGE, frame=one)), MIB, MIB, codec).seconds
+        for one in (frame, 0.0)
+    )
+    assert with_frames == pytest.approx(without + 2 * frame)  # encoded once, and decoded by the last rank
+    raw = [simulate(CHAIN, hosts(4, message_cost=MessageCost(MESSAGE, frame=one)), MIB, MIB) for one in (frame, 0.0)]
+    assert raw[0].seconds == raw[1].seconds
+
+
+def test_encoded_sums_are_noticed_late():
+    algorithm, codec = build("allreduce", "ring", 2), CodecCost(1e-9, 1e-9, 4.0)
+    early, late = (
+        simulate(algorithm, hosts(2, message_cost=MessageCost(MESSAGE, wait=wait)), 4 * MIB, MIB, codec).seconds
+        for wait in (0.0, WAIT)
+    )
+    # Two messages in sequence, each encoded once.
+    assert late - early == pytest.approx(4 * WAIT)
+
+
+def test_critical_path_with_message_costs():
+    topology = hosts(4, message_cost=MessageCost(MESSAGE, PER_BYTE), processors=(ProcessorModel(ALL, 2),))
+    found = simulate(CHAIN, topology, 8 * MIB, MIB)
+    path = found.critical_path()
+    assert path[0].activity == "rank 0 handles"
+    assert sum(part.seconds for part in path) == pytest.approx(found.seconds, rel=0.02)
+    assert sum(record.kind == "handle" for record in found.records) == 2 * 3 * 8
+
+
+def test_solver_counts_message_costs():
+    topology = hosts(
+        3, message_cost=MessageCost(MESSAGE, PER_BYTE), processors=(ProcessorModel(frozenset(range(3)), 2),)
+    )
+    problem = Problem(topology, Sketch(), chunks_of("broadcast", 3, 0, 1), float(MIB), 1.0)
+    loads = problem.loads(0, 1, 0)
+    seconds = MESSAGE + MIB * PER_BYTE
+    assert [load for load in loads if load[0].startswith(("stream", "processor"))] == [
+        ("stream messages of 0", seconds),
+        ("processor 0", seconds / 2),
+        ("stream messages of 1", seconds),
+        ("processor 0", seconds / 2),
+    ]

@@ -1,4 +1,4 @@
-"""What a simulation has found: when each message and each coding began and ended, and what it waited for."""
+"""The result of a simulation: start, end and cause of every message and of all work on chunks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["Record", "Segment", "Simulation"]
+__all__ = ["PathPart", "Record", "Simulation"]
 
 
 class Record(NamedTuple):
-    """A message (`send`), work on a rank's stream (`encode`, `decode`, `reduce`, `copy`) or on messages (`handle`)."""
+    """A message (`send`), work on a chunk (`encode`, `decode`, `reduce`, `copy`) or on a message (`handle`)."""
 
     kind: str
     rank: int
@@ -24,28 +24,28 @@ class Record(NamedTuple):
     """The receiver of a message; -1 for work."""
     loop: int
     nbytes: float
-    """As it travels, or as it is worked on."""
+    """Bytes sent, or worked on."""
     start: float
     end: float
     cause: int
-    """The number of the record whose end let this one begin; -1 for the start of all."""
+    """The number of the record whose end allowed this one to start; -1 for none."""
 
     def __str__(self) -> str:
-        """Say who does what."""
+        """Return sender and receiver, or the rank and its work."""
         return f"{self.rank} -> {self.peer}" if self.kind == "send" else f"rank {self.rank} {self.kind}s"
 
 
-class Segment(NamedTuple):
-    """A part of the critical path: one after the other, the same thing so many times."""
+class PathPart(NamedTuple):
+    """Consecutive records of the critical path with the same activity."""
 
-    what: str
+    activity: str
     times: int
     seconds: float
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The outcome: all records in the order of their beginnings, as far as that is known."""
+    """The result: all records, roughly in the order of their starts."""
 
     topology: Topology
     algorithm: str
@@ -54,12 +54,12 @@ class Simulation:
 
     @cached_property
     def seconds(self) -> float:
-        """Return the time until the last rank has its result."""
+        """The time until the last rank has its result."""
         return max((record.end for record in self.records), default=0.0)
 
     @cached_property
     def links(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Return for each link that was used its bytes, and the seconds that it was in use."""
+        """The bytes of each link, and the seconds that it was in use."""
         found: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for record in self.records:
             if record.kind == "send":
@@ -70,7 +70,7 @@ class Simulation:
 
     @cached_property
     def loads(self) -> dict[str, tuple[float, float]]:
-        """Return for each link and port that was used its bytes, and the seconds that its rate alone asks for."""
+        """The bytes of each link and port, and the seconds that they take at its full rate."""
         found: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for (sender, receiver), (nbytes, _) in self.links.items():
             link = self.topology.link(sender, receiver)
@@ -84,26 +84,26 @@ class Simulation:
         return {name: (nbytes, seconds) for name, (nbytes, seconds) in found.items()}
 
     def busiest(self) -> tuple[str, float, float]:
-        """Return the link or port with most to do, its bytes, and the share of the time that this takes."""
+        """Return the most loaded link or port, its bytes, and its utilisation."""
         if not self.loads:
             return "none", 0.0, 0.0
         name = max(self.loads, key=lambda key: self.loads[key][1])
         nbytes, seconds = self.loads[name]
         return name, nbytes, seconds / self.seconds
 
-    def critical_path(self) -> list[Segment]:
-        """Return what the end waited for, from the start on; what repeats itself is counted."""
+    def critical_path(self) -> list[PathPart]:
+        """Return the chain of causes of the last event, from the start on, with repetitions counted."""
         records = list(self._chain())[::-1]
-        segments: list[Segment] = []
+        parts: list[PathPart] = []
         for at, record in enumerate(records):
-            begun = records[at - 1].end if at else 0.0
-            seconds = record.end - max(begun, record.start)
-            if segments and segments[-1].what == str(record):
-                last = segments[-1]
-                segments[-1] = Segment(last.what, last.times + 1, last.seconds + seconds)
+            ended = records[at - 1].end if at else 0.0
+            seconds = record.end - max(ended, record.start)
+            if parts and parts[-1].activity == str(record):
+                last = parts[-1]
+                parts[-1] = PathPart(last.activity, last.times + 1, last.seconds + seconds)
             else:
-                segments.append(Segment(str(record), 1, seconds))
-        return segments
+                parts.append(PathPart(str(record), 1, seconds))
+        return parts
 
     def _chain(self) -> Iterator[Record]:
         if not self.records:
@@ -114,7 +114,7 @@ class Simulation:
             number = self.records[number].cause
 
     def trace(self) -> dict[str, Any]:
-        """Return it in Chrome's trace format: a process for each rank, a row for its stream and each peer."""
+        """Return the records in Chrome's trace format: a process per rank, a row for its work and for each peer."""
         events: list[dict[str, Any]] = [
             {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
             for rank in range(self.ranks)
@@ -140,4 +140,4 @@ class Simulation:
 
 
 def _row(peer: int) -> str:
-    return "stream" if peer < 0 else f"to {peer}"
+    return "work" if peer < 0 else f"to {peer}"
