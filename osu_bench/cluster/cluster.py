@@ -1,4 +1,4 @@
-"""The cluster as an object: made, used and taken down."""
+"""The cluster as an object: created, used and removed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from osu_bench.launcher import MPICH, OPEN_MPI, find
 __all__ = ["NETWORK_VARIABLE", "Cluster"]
 
 NETWORK_VARIABLE = "OSU_BENCH_NETWORK"
-"""Tells ranks what their network is like, as JSON with hosts, rate (bits a second or null) and rails."""
+"""Describes the network to ranks, as JSON: hosts, rate (bits per second or null) and rails."""
 
 
 class Cluster:
-    """Hosts on this machine, joined by links; as a context manager it takes itself down, whatever happens."""
+    """Hosts on this machine, joined by links; a context manager removes them on exit."""
 
     def __init__(self, plan: Plan, identity: str) -> None:
-        """Stand for a cluster that is up; `up` and `current` return one."""
+        """Represent a cluster that is up; use `up` or `current` to get one."""
         self.plan, self._identity = plan, identity
         self._on_exit = ExitStack()
 
@@ -47,9 +47,9 @@ class Cluster:
         name: str = DEFAULT_NAME,
         replace: bool = False,
     ) -> Cluster:
-        """Make a cluster that is in use as long as this process; what an earlier one has left is removed first.
+        """Create a cluster, held by this process; remains of an earlier one are removed first.
 
-        With several racks all that leaves one goes through its `uplink`, of that rate each way.
+        With several racks, traffic between them passes through their uplinks of rate `uplink`.
         """
         plan, bits, uplink_bits = Plan(name, hosts, rails, racks), parse_rate(rate), parse_rate(uplink)
         system.check()
@@ -67,26 +67,26 @@ class Cluster:
 
     @classmethod
     def current(cls, name: str = DEFAULT_NAME) -> Cluster:
-        """Return the cluster that is up, whoever made it."""
+        """Return the cluster of this name, which this or another process has created."""
         found = cls(*state.recall(name))
         system.check()
         return found
 
     def down(self) -> None:
-        """End what runs on the cluster and remove it; once more, or once others have replaced it, does nothing."""
+        """End the cluster's processes and remove it; do nothing if it was removed or replaced before."""
         with state.locked():
             if state.identity(self.plan.name) == self._identity:
                 _remove(self.plan.name)
 
     def __enter__(self) -> Cluster:
-        """Return itself; SIGTERM now raises SystemExit, so that the cluster is taken down then too."""
+        """Return this object; SIGTERM raises SystemExit from now on, so that the cluster is removed then too."""
         self._on_exit.enter_context(terminable())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take it down."""
+        """Remove the cluster."""
         with self._on_exit:
             self.down()
 
@@ -103,12 +103,11 @@ class Cluster:
         per_host: int = 1,
         in_turn: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program on all hosts, or on the first ones, and wait for its end.
+        """Run a program on all hosts, or with `ranks` on the first ones, and wait for it.
 
-        There are `per_host` ranks on each host, which fill host after host unless they are dealt out `in_turn`.
-
-        It sees this process's variables and those of `environment`; `mpich` is the prefix of an MPICH that is not
-        beside Python, and `options` are further ones of the launcher. After `timeout` seconds it is ended.
+        `per_host` ranks run on each host; they fill host after host, or with `in_turn` are assigned round-robin.
+        The program gets this process's environment and `environment`; `mpich` is the prefix of an MPICH installation,
+        and `options` are passed to the launcher. The program is ended after `timeout` seconds.
         """
         with self._held(), terminable():
             running = self.start(program, mpi, ranks, environment, capture, mpich, options, per_host, in_turn)
@@ -126,31 +125,31 @@ class Cluster:
         per_host: int = 1,
         in_turn: bool = False,
     ) -> Running:
-        """Start a program as `run` does, and return while it goes on; the cluster is in use as long as this process."""
+        """Start a program as `run` does, and return at once; this process then holds the cluster."""
         launcher = find(MPICH if mpich else mpi, mpich)
         ranks = ranks or self.plan.hosts * per_host
         command = launch.command(self.plan, launcher, ranks, program, options, per_host, in_turn)
         state.hold(self.plan.name)
-        given = {**os.environ, NETWORK_VARIABLE: self._in_json(), **(environment or {})}
+        given = {**os.environ, NETWORK_VARIABLE: self._network_json(), **(environment or {})}
         return Running(self.plan, command, launch.environment(self.plan, launcher, given, per_host), capture)
 
     def inside(self, host: int) -> list[str]:
-        """Return the words that, put before any command, run it on a host."""
+        """Return the command prefix that runs a program on a host."""
         self.plan.check_link(host, 0)
         return system.inside(self.plan.namespace(host))
 
     def cut(self, host: int, rail: int = 0, how: str | float = links.DOWN) -> None:
-        """Cut a link: "down" as if the cable were pulled, "silent", or a percentage of packets that are lost."""
+        """Cut a link: "down" removes the carrier, "silent" drops all packets, a number that percentage of them."""
         self.plan.check_link(host, rail)
         links.cut(self.plan, host, rail, how)
 
     def heal(self, host: int | None = None, rail: int | None = None) -> None:
-        """Undo the cuts of a link, of a host's links, or of all."""
+        """Undo the cuts of one link, of a host's links, or of all links."""
         for one in self._chosen(host, rail):
             links.heal(self.plan, *one)
 
     def set_rate(self, rate: Rate, host: int | None = None, rail: int | None = None) -> None:
-        """Change the rate of a link, of a host's links, or of all."""
+        """Change the rate of one link, of a host's links, or of all links."""
         bits = parse_rate(rate)
         for one in self._chosen(host, rail):
             links.shape(self.plan, *one, bits)
@@ -165,25 +164,25 @@ class Cluster:
             links.shape_uplink(self.plan, *one, bits)
 
     def status(self) -> list[links.Link]:
-        """Return all links as they are now."""
+        """Return the current state of all links."""
         return links.read(self.plan)
 
     def uplinks(self) -> dict[tuple[int, int], float | None]:
-        """Return the rates of the uplinks as they are now, by rack and rail."""
+        """Return the current rates of the uplinks, by rack and rail."""
         return links.read_uplinks(self.plan)
 
     def _chosen(self, host: int | None, rail: int | None) -> list[tuple[int, int]]:
         self.plan.check_link(host or 0, rail or 0)
         return [one for one in self.plan.links() if host in (None, one[0]) and rail in (None, one[1])]
 
-    def _in_json(self) -> str:
+    def _network_json(self) -> str:
         rates = [link.rate for link in self.status() if link.rate is not None]
         slowest = min(rates, default=None)
         return json.dumps({"hosts": self.plan.hosts, "rate": slowest, "rails": self.plan.rails})
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Keep others from replacing the cluster meanwhile."""
+        """Keep other processes from replacing the cluster within the block."""
         if os.getpid() in state.holders(self.plan.name):
             yield
             return
@@ -195,7 +194,7 @@ class Cluster:
 
 
 def take_down(name: str = DEFAULT_NAME) -> tuple[int, int]:
-    """End and remove all that there is of a cluster, and say how many processes and namespaces that were."""
+    """End a cluster's processes and remove it; return the numbers of processes and namespaces."""
     system.check()
     with state.locked():
         return _remove(name)
@@ -212,11 +211,11 @@ def _clear(name: str, replace: bool) -> None:
     if using and not replace:
         raise ClusterError(
             f"cluster {name}",
-            expected="one that nobody uses",
+            expected="a cluster that no process uses",
             got=f"one in use by process {' and '.join(map(str, using))}",
-            remedy="Wait, choose another --name, or take it over with --replace.",
+            remedy="Wait, choose another --name, or replace it with --replace.",
         )
     processes, namespaces = _remove(name)
     if namespaces:
         left = f"namespaces: {namespaces}, processes: {processes}"
-        print(f"cluster {name}: removed what was left of it; {left}", file=sys.stderr)
+        print(f"cluster {name}: removed the remains of an earlier one; {left}", file=sys.stderr)

@@ -1,15 +1,17 @@
-"""The command `cluster`: makes a cluster on this machine, runs programs on it, and breaks its links."""
+"""The command `cluster`: create a cluster on this machine, run programs on it, and cut its links."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi_gpucomp.cli.output import table
 from osu_bench.arguments import CommandParser
+from osu_bench.cluster import rootless, state
 from osu_bench.cluster.cluster import Cluster, take_down
-from osu_bench.cluster.network import DOWN, SILENT, in_words
+from osu_bench.cluster.network import DOWN, SILENT, rate_label
 from osu_bench.cluster.plan import DEFAULT_NAME
 from osu_bench.launcher import MPICH, OPEN_MPI
 
@@ -26,12 +28,17 @@ osu_bench cluster down"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make, use, change or remove a cluster."""
+    """Create, use, change or remove a cluster."""
     parser = CommandParser("osu_bench cluster", "Hosts on this machine, joined by links of a chosen rate.", EXAMPLE)
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION", parser_class=CommandParser)
     for add_action in (_add_up, _add_run, _add_cut, _add_heal, _add_rate, _add_status, _add_down):
         add_action(actions)
-    args = parser.parse_args(argv)
+    words = list(sys.argv[2:] if argv is None else argv)
+    args = parser.parse_args(words)
+    if not rootless.join("cluster", *words, create=args.run is _up):
+        if args.run is _down:
+            return _print_removed(0, 0)
+        raise state.not_up(args.name)
     code: int = args.run(args)
     return code
 
@@ -44,17 +51,17 @@ def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], a
 
 
 def _add_up(actions: Any) -> None:
-    parser = _action(actions, "up", _up, "make the cluster")
+    parser = _action(actions, "up", _up, "create the cluster")
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="number of hosts (default 4)")
-    parser.add_argument("--rate", default="1gbit", help="of each link, each way: 1gbit (default), 500mbit, unlimited")
+    parser.add_argument("--rate", default="1gbit", help="link rate per direction: 1gbit (default), 500mbit, unlimited")
     parser.add_argument(
         "--rails", type=int, default=1, metavar="N", help="links of each host (default 1); MPI uses the first"
     )
     parser.add_argument(
-        "--racks", type=int, default=1, metavar="N", help="racks that hosts are dealt out to in turn (default 1)"
+        "--racks", type=int, default=1, metavar="N", help="racks, to which hosts are assigned round-robin (default 1)"
     )
-    parser.add_argument("--uplink", default="unlimited", help="rate of what leaves a rack, each way: 200mbit")
-    parser.add_argument("--replace", action="store_true", help="take down one that is in use")
+    parser.add_argument("--uplink", default="unlimited", help="rate between racks, in each direction: 200mbit")
+    parser.add_argument("--replace", action="store_true", help="remove a cluster of this name even if it is in use")
 
 
 def _up(args: argparse.Namespace) -> int:
@@ -64,11 +71,11 @@ def _up(args: argparse.Namespace) -> int:
 
 def _add_run(actions: Any) -> None:
     parser = _action(actions, "run", _run, "run a program, one MPI rank on each host or several")
-    parser.add_argument("--mpi", choices=(OPEN_MPI, MPICH), default=OPEN_MPI, help="which MPI (default openmpi)")
-    parser.add_argument("--mpich", metavar="PREFIX", help="take the MPICH from there")
-    parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="so many ranks, on the first hosts only")
+    parser.add_argument("--mpi", choices=(OPEN_MPI, MPICH), default=OPEN_MPI, help="MPI library (default openmpi)")
+    parser.add_argument("--mpich", metavar="PREFIX", help="prefix of the MPICH installation")
+    parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="number of ranks, on the first hosts")
     parser.add_argument("--per-host", type=int, default=1, metavar="N", help="ranks on each host (default 1)")
-    parser.add_argument("--in-turn", action="store_true", help="deal the ranks out to the hosts in turn")
+    parser.add_argument("--in-turn", action="store_true", help="assign ranks to hosts round-robin")
     parser.add_argument("program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --")
 
 
@@ -80,12 +87,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _add_cut(actions: Any) -> None:
-    parser = _action(actions, "cut", _cut, "cut a link: as if its cable were pulled, or unnoticed by both ends")
+    parser = _action(actions, "cut", _cut, "cut a link: remove its carrier, or drop packets (needs nftables)")
     parser.add_argument("host", type=int, metavar="HOST")
     parser.add_argument("rail", type=int, nargs="?", default=0, metavar="RAIL")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--silent", dest="how", action="store_const", const=SILENT, default=DOWN, help="packets vanish")
-    how.add_argument("--loss", dest="how", type=float, metavar="PERCENT", help="so many of the packets vanish")
+    how.add_argument("--silent", dest="how", action="store_const", const=SILENT, default=DOWN, help="drop all packets")
+    how.add_argument("--loss", dest="how", type=float, metavar="PERCENT", help="drop this percentage of packets")
 
 
 def _cut(args: argparse.Namespace) -> int:
@@ -95,7 +102,7 @@ def _cut(args: argparse.Namespace) -> int:
 
 
 def _add_heal(actions: Any) -> None:
-    parser = _action(actions, "heal", _heal, "undo cuts: of a link, of a host, or all")
+    parser = _action(actions, "heal", _heal, "undo cuts: of a link, of a host, or of all hosts")
     parser.add_argument("host", type=int, nargs="?", metavar="HOST")
     parser.add_argument("rail", type=int, nargs="?", metavar="RAIL")
 
@@ -107,8 +114,8 @@ def _heal(args: argparse.Namespace) -> int:
 
 
 def _add_rate(actions: Any) -> None:
-    parser = _action(actions, "rate", _rate, "change the rate: of a link, of a host's links, of all, or of uplinks")
-    parser.add_argument("--uplink", action="store_true", help="of what leaves racks instead")
+    parser = _action(actions, "rate", _rate, "change the rate of a link, of a host, of all links, or of the uplinks")
+    parser.add_argument("--uplink", action="store_true", help="of the uplinks")
     parser.add_argument("rate", metavar="RATE", help="1gbit, 500mbit; 0 or unlimited")
     parser.add_argument("host", type=int, nargs="?", metavar="HOST")
     parser.add_argument("rail", type=int, nargs="?", metavar="RAIL")
@@ -124,26 +131,31 @@ def _rate(args: argparse.Namespace) -> int:
 
 
 def _add_status(actions: Any) -> None:
-    _action(actions, "status", lambda args: _print(Cluster.current(args.name)), "show the links, and what is cut")
+    _action(actions, "status", lambda args: _print(Cluster.current(args.name)), "print the state of all links")
 
 
 def _print(cluster: Cluster) -> int:
     rows = [
-        (cluster.plan.host_name(link.host), str(link.rail), link.address, in_words(link.rate), link.state)
+        (cluster.plan.host_name(link.host), str(link.rail), link.address, rate_label(link.rate), link.state)
         for link in cluster.status()
     ]
     print(table(HEADER, rows))
     for (rack, rail), rate in cluster.uplinks().items():
         hosts = [cluster.plan.host_name(host) for host in range(cluster.plan.hosts) if cluster.plan.rack(host) == rack]
-        print(f"rack {rack} ({' '.join(hosts)}), rail {rail}: uplink {in_words(rate)}")
+        print(f"rack {rack} ({' '.join(hosts)}), rail {rail}: uplink {rate_label(rate)}")
     return 0
 
 
 def _add_down(actions: Any) -> None:
-    _action(actions, "down", _down, "end what runs on the cluster and remove it")
+    _action(actions, "down", _down, "end the cluster's programs and remove it")
 
 
 def _down(args: argparse.Namespace) -> int:
-    processes, namespaces = take_down(args.name)
+    removed = take_down(args.name)
+    rootless.end_keeper()
+    return _print_removed(*removed)
+
+
+def _print_removed(processes: int, namespaces: int) -> int:
     print(f"removed; namespaces: {namespaces}, processes: {processes}" if namespaces else "nothing is up")
     return 0

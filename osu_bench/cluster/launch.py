@@ -1,7 +1,7 @@
-"""How an MPI's launcher starts ranks on the hosts of a cluster, without sshd.
+"""Start MPI programs on the hosts of a cluster, without sshd.
 
-The launcher runs beside the switch, with a host name and an /etc/hosts of its own. It reaches hosts by
-what it takes for ssh: an agent that enters the host's namespace instead.
+The launcher runs in the switch's namespace, with its own host name and /etc/hosts. In place of ssh it calls an agent
+that enters the host's namespace.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Running", "command", "environment", "write_files"]
 
 AGENT, HOSTS = "agent", "hosts"
 
-# Launchers pass options of ssh, a host, and words for a shell, of which the first may set variables. UCX looks for
-# devices in /sys, which shows those of the namespace in which it was mounted.
+# Launchers pass ssh options, a host, and a shell command, which may set variables. UCX finds devices in /sys, which
+# shows those of the namespace in which it was mounted.
 AGENT_TEXT = """\
 #!/bin/bash
 while [[ $1 == -* ]]; do shift; done
@@ -55,15 +55,15 @@ def command(
     per_host: int = 1,
     in_turn: bool = False,
 ) -> list[str]:
-    """Return the command that runs a program on the first hosts, so many ranks on each.
+    """Return the command that runs a program on the first hosts, with `per_host` ranks on each.
 
-    They fill host after host, or are dealt out to the hosts in turn.
+    Ranks fill host after host, or with `in_turn` are assigned to hosts round-robin.
     """
     most = plan.hosts * per_host
     if not 1 <= ranks <= most:
-        remedy = "Each host runs one rank; make a larger cluster with `osu_bench cluster up --hosts N`."
+        remedy = "Each host runs one rank: make a larger cluster with `osu_bench cluster up --hosts N`."
         if per_host > 1:
-            remedy = f"Each host runs {per_host} ranks; ask for fewer, or make a larger cluster."
+            remedy = f"Each host runs {per_host} ranks: use fewer, or make a larger cluster."
         raise SpecError("ranks on the cluster", expected=f"1 to {most}", got=str(ranks), remedy=remedy)
     placed = _OPTIONS[launcher.mpi](plan, -(-ranks // per_host), per_host, in_turn)
     own = launcher.command(ranks, program, [*placed, *options])
@@ -97,8 +97,8 @@ _OPTIONS = {OPEN_MPI: _open_mpi, MPICH: _mpich}
 
 
 def environment(plan: Plan, launcher: Launcher, given: Mapping[str, str], per_host: int = 1) -> dict[str, str]:
-    """Add to the caller's variables those that make MPI use the links; what the caller has set stays."""
-    share = max(1, usable_cores() // plan.hosts // per_host)  # of the cores, for each rank
+    """Return the caller's variables plus those that make MPI use the links; the caller's take precedence."""
+    share = max(1, usable_cores() // plan.hosts // per_host)
     ours = {"GLOO_SOCKET_IFNAME": plan.interface(0), WORKERS.variable: str(share)}
     return {**_DEFAULTS[launcher.mpi](plan), **ours, **given, **launcher.environment}
 
@@ -111,7 +111,7 @@ def _open_mpi_defaults(plan: Plan) -> dict[str, str]:
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": "tcp,self,sm",
         "OMPI_MCA_btl_tcp_if_include": plan.network(0),
-        # Ranks share the cores, so one that waits gives way.
+        # Ranks share the cores, so a waiting rank must yield.
         "OMPI_MCA_mpi_yield_when_idle": "1",
     }
 
@@ -128,16 +128,14 @@ def _mpich_defaults(plan: Plan) -> dict[str, str]:
 _DEFAULTS = {OPEN_MPI: _open_mpi_defaults, MPICH: _mpich_defaults}
 
 
-# A program that runs on a cluster, and its end.
-
 MARK = "OSU_BENCH_RUN"
 
 
 class Running:
-    """A program that goes on while its caller does other things, such as cutting links."""
+    """A program that runs on a cluster while its caller does other work, such as cutting links."""
 
     def __init__(self, plan: Plan, command: Sequence[str], environment: Mapping[str, str], capture: bool) -> None:
-        """Start it, apart from the terminal, whose Ctrl-C would reach the launcher twice."""
+        """Start it in a new session, because the terminal's Ctrl-C would reach the launcher twice."""
         self._plan, self._mark = plan, f"{MARK}={uuid4().hex}"
         pipe = subprocess.PIPE if capture else None
         self.process = subprocess.Popen(
@@ -155,11 +153,11 @@ class Running:
         return self.process.poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return the exit code."""
+        """Wait for it and return the exit code."""
         return self.process.wait(timeout)
 
     def complete(self, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
-        """Wait for its end, and return what it has said; whatever keeps us from waiting ends it."""
+        """Wait for it and return its output; end it if waiting is interrupted or times out."""
         try:
             output, errors = self.process.communicate(timeout=timeout)
         except BaseException:
@@ -168,7 +166,7 @@ class Running:
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
 
     def end(self, grace: float = GRACE) -> None:
-        """End the launcher, which ends the ranks, and whatever is left of them."""
+        """End the launcher, which ends the ranks, then any remaining processes."""
         end(self._launcher, grace)
         end(self.processes, grace)
         self.process.wait()
@@ -181,15 +179,15 @@ class Running:
         return [found] if found else []
 
     def processes(self) -> list[Process]:
-        """Return those of its processes that are alive: launcher, agents and ranks."""
+        """Return its live processes: launcher, agents and ranks."""
         return marked(self._plan.namespaces, self._mark)
 
     def __enter__(self) -> Running:
-        """Return itself."""
+        """Return this object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """End the program."""
         self.end()

@@ -1,7 +1,6 @@
-"""Builds the namespaces, bridges and links of a cluster, and removes them.
+"""The network of a cluster: namespaces, bridges and links, which are built, shaped, cut, read and removed.
 
-Both ends of a link are created in the namespaces where they belong, so nothing ever appears among the machine's own
-interfaces.
+Both ends of a link are created inside namespaces, so no interface ever appears in the machine's own network.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from mpi_gpucomp.errors import SpecError
 from osu_bench.cluster.plan import Plan, namespaces_of
 from osu_bench.cluster.processes import end, within
-from osu_bench.cluster.system import call
+from osu_bench.cluster.system import call, find_program
 
 __all__ = [
     "DOWN",
@@ -25,8 +24,8 @@ __all__ = [
     "build",
     "cut",
     "heal",
-    "in_words",
     "parse_rate",
+    "rate_label",
     "read",
     "read_uplinks",
     "remove",
@@ -35,32 +34,27 @@ __all__ = [
     "shaping",
 ]
 
-
-# The rate of a link: how it is written, and the shaping that holds a link to it.
-
 Rate = str | float | None
-"""Bits a second, also as text such as 1gbit; None, 0 and `unlimited` are a link that nothing limits."""
+"""Bits per second, or text such as 1gbit; None, 0 and `unlimited` mean an unshaped link."""
 
 UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 LEAST, MOST = 1e5, 1e12
 
-# The bucket lets through at full speed what it holds. It must hold more than one packet of 64 KiB, in which the
-# kernel hands on TCP's segments, and what the rate gives until the kernel looks again: with 64 KiB a stream lost
-# packets, and about a third of its rate at 5 Gbit/s. But all of it is a gift to the first message after a pause: with
-# 256 KiB, a message of 256 KiB took 7 to 44 % of the time that the rate demands and one of 1 MiB 80 to 85 %, with 96
-# KiB they took 72 to 91 % and 96 to 101 %. With 96 KiB streams carry 93 to 96 % of the rate (headers are 4 %) at 0.5,
-# 1 and 5 Gbit/s; htb measured the same as tbf. Steps of 4 ms in short messages are not the shaping's: they come while
-# processes spin on all cores, with either discipline, and to messages that never wait for the bucket; they are as
-# long as the scheduler's tick.
+# The token bucket must exceed one 64 KiB GSO packet plus the tokens of one scheduling interval: with 64 KiB a stream
+# lost packets, and a third of its rate at 5 Gbit/s. But a full bucket passes the first message after a pause at full
+# speed: with 256 KiB, a 256 KiB message took 7 to 44 % of its nominal time and a 1 MiB message 80 to 85 %; with 96 KiB
+# they took 72 to 91 % and 96 to 101 %. With 96 KiB, streams reach 93 to 96 % of the rate (headers are 4 %) at 0.5, 1
+# and 5 Gbit/s. htb measured the same as tbf. Steps of 4 ms in short messages are the scheduler's tick, not shaping:
+# they appear with either discipline while processes spin on all cores.
 LEAST_BURST = 96 << 10
 BURST_SECONDS = 150e-6
 
-# A queue that holds the largest window of one TCP connection (tcp_rmem's usual 6 MB): a lone stream loses nothing.
+# The queue holds the largest window of one TCP connection (6 MB by default), so that a single stream drops nothing.
 QUEUE_BYTES = 8 << 20
 
 
 def parse_rate(rate: Rate) -> float | None:
-    """Return a rate in bits a second, or None for a link that nothing limits."""
+    """Return a rate in bits per second, or None for an unshaped link."""
     if rate is None or str(rate).strip().lower() in ("0", "0.0", "unlimited"):
         return None
     match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)(?:/s)?", str(rate).strip().lower())
@@ -75,8 +69,8 @@ def parse_rate(rate: Rate) -> float | None:
     return bits
 
 
-def in_words(rate: float | None) -> str:
-    """Write a rate in the largest unit that leaves a number of at least one."""
+def rate_label(rate: float | None) -> str:
+    """Format a rate in the largest unit that gives at least 1."""
     if rate is None:
         return "unlimited"
     unit = next(name for name, size in reversed(UNITS.items()) if rate >= size)
@@ -84,44 +78,42 @@ def in_words(rate: float | None) -> str:
 
 
 def shaping(rate: float) -> list[str]:
-    """Return what makes `tc` hold a link to a rate."""
+    """Return the arguments of `tc qdisc` that shape an interface to a rate."""
     burst = max(LEAST_BURST, round(rate / 8 * BURST_SECONDS))
     return ["tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(QUEUE_BYTES)]
 
 
-# The links between hosts and switch: shaped, cut, healed, and read back from the kernel.
-
 UP, DOWN, SILENT = "up", "down", "silent"
 PARTS = 10_000
-"""Losses are counted in parts of so many."""
+"""Packet loss is configured in parts per PARTS."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A host's link on one rail, as it is now."""
+    """The state of a host's link on one rail."""
 
     host: int
     rail: int
     address: str
     rate: float | None
-    """Bits a second each way; None where nothing limits it."""
+    """Bits per second in each direction; None if unshaped."""
     state: str = UP
-    """UP; DOWN, where both ends know; SILENT, where packets vanish; or `loss 25 %`."""
+    """UP; DOWN (no carrier); SILENT (all packets dropped); or `loss 25 %`."""
 
 
 def shape(plan: Plan, host: int, rail: int, rate: float | None) -> None:
-    """Hold both ends of a link to a rate, or to none."""
+    """Shape both ends of a link to a rate; None removes the shaping."""
     for namespace, interface in _ends(plan, host, rail):
-        _hold(namespace, interface, rate)
+        _shape_interface(namespace, interface, rate)
 
 
 def shape_uplink(plan: Plan, rack: int, rail: int, rate: float | None) -> None:
-    """Hold both ends of a rack's uplink to a rate, or to none."""
+    """Shape both ends of a rack's uplink to a rate; None removes the shaping."""
     for interface in plan.uplink(rack, rail):
-        _hold(plan.switch, interface, rate)
+        _shape_interface(plan.switch, interface, rate)
 
 
-def _hold(namespace: str, interface: str, rate: float | None) -> None:
+def _shape_interface(namespace: str, interface: str, rate: float | None) -> None:
     if rate is not None:
         call("tc", "qdisc", "replace", "dev", interface, "root", *shaping(rate), within=namespace)
     elif _shaped(call("tc", "-j", "qdisc", "show", "dev", interface, within=namespace)):
@@ -132,21 +124,21 @@ def _ends(plan: Plan, host: int, rail: int) -> tuple[tuple[str, str], tuple[str,
     return (plan.switch, plan.port(host, rail)), (plan.namespace(host), plan.interface(rail))
 
 
-def _shaped(said: str) -> dict[str, float]:
-    """Return bits a second of the interfaces that are shaped."""
-    disciplines: list[dict[str, Any]] = json.loads(said)
+def _shaped(listing: str) -> dict[str, float]:
+    """Return the rates of shaped interfaces, from the JSON of `tc qdisc show`."""
+    disciplines: list[dict[str, Any]] = json.loads(listing)
     return {one.get("dev", ""): one["options"]["rate"] * 8.0 for one in disciplines if one["kind"] == "tbf"}
 
 
 def cut(plan: Plan, host: int, rail: int, how: str | float = DOWN) -> None:
-    """Take a link down as if its cable were pulled, or let all (SILENT) or so many percent of its packets vanish.
+    """Take a link down (no carrier), or drop all packets (SILENT) or a percentage of them.
 
-    What vanishes is what the kernel hands on in one piece, up to 64 KiB of a stream.
+    Each drop is one GSO packet of up to 64 KiB.
     """
     loss = _loss(how)
     heal(plan, host, rail)
     if loss is None:
-        # The switch's end: the host's own loses its carrier, and keeps its address and its routes.
+        # The switch's end: the host's end loses its carrier and keeps its address and routes.
         call("ip", "-n", plan.switch, "link", "set", plan.port(host, rail), "down")
         return
     for namespace, interface in _ends(plan, host, rail):
@@ -154,14 +146,14 @@ def cut(plan: Plan, host: int, rail: int, how: str | float = DOWN) -> None:
 
 
 def _loss(how: str | float) -> int | None:
-    """Return how many of PARTS vanish, or None for a link that is taken down."""
+    """Return the packets to drop out of PARTS, or None for a link without carrier."""
     if isinstance(how, str):
         known = {DOWN: None, SILENT: PARTS}
         if how in known:
             return known[how]
     elif 100 / PARTS <= how <= 100:
         return round(how * PARTS / 100)
-    expected = f"{DOWN}, {SILENT}, or the percentage of packets to lose, from 0.01 to 100"
+    expected = f"{DOWN}, {SILENT}, or a percentage of packets to drop, from 0.01 to 100"
     raise SpecError("cut of a link", expected=expected, got=f"{how!r}", remedy="Choose one of these.")
 
 
@@ -172,20 +164,20 @@ def _rules(interface: str, loss: int) -> str:
 
 
 def heal(plan: Plan, host: int, rail: int) -> None:
-    """Undo every kind of cut."""
-    for namespace, interface in _ends(plan, host, rail):
-        # Only a table that is there can be deleted; adding one that is there does nothing.
+    """Undo cuts of every kind."""
+    for namespace, interface in _ends(plan, host, rail) if find_program("nft") else ():
+        # Deleting fails if the table does not exist; adding an existing table does nothing.
         table = f"table netdev {interface}"
         call("nft", "-f", "-", within=namespace, text=f"add {table}\ndelete {table}\n")
     call("ip", "-n", plan.switch, "link", "set", plan.port(host, rail), "up")
 
 
 def read(plan: Plan) -> list[Link]:
-    """Return all links as the kernel has them."""
+    """Read the state of all links from the kernel."""
     rates = _shaped(call("tc", "-j", "qdisc", "show", within=plan.switch))
     interfaces = json.loads(call("ip", "-j", "-n", plan.switch, "link", "show"))
     up = {one["ifname"] for one in interfaces if "UP" in one["flags"]}
-    losses = _losses(call("nft", "list", "ruleset", within=plan.switch))
+    losses = _losses(call("nft", "list", "ruleset", within=plan.switch)) if find_program("nft") else {}
 
     def link(host: int, rail: int) -> Link:
         port = plan.port(host, rail)
@@ -196,7 +188,7 @@ def read(plan: Plan) -> list[Link]:
 
 
 def read_uplinks(plan: Plan) -> dict[tuple[int, int], float | None]:
-    """Return the rates of all uplinks, by rack and rail, as the kernel has them."""
+    """Read the rates of all uplinks from the kernel, by rack and rail."""
     rates = _shaped(call("tc", "-j", "qdisc", "show", within=plan.switch)) if plan.racks > 1 else {}
     return {one: rates.get(plan.uplink(*one)[0]) for one in plan.uplinks()}
 
@@ -206,12 +198,12 @@ def _losses(rules: str) -> dict[str, str]:
     return {port: f"loss {int(parts) * 100 / PARTS:g} %" if parts else SILENT for port, parts in found}
 
 
-# The kernel's default may be one that paces (bbr), and would be measured instead of the link.
+# A kernel default that paces, such as bbr, would be measured instead of the link.
 CONGESTION_CONTROL = "cubic"
 
 
 def build(plan: Plan, rate: float | None, uplink: float | None = None) -> None:
-    """Make the switch, or those of all racks, the hosts, and the links between them."""
+    """Create the switch of each rack, the hosts, and the links between them."""
     for namespace in plan.namespaces:
         call("ip", "netns", "add", namespace)
         call("ip", "-n", namespace, "link", "set", "lo", "up")
@@ -252,8 +244,8 @@ def _join_rail(plan: Plan, host: int, rail: int) -> None:
     namespace, interface, address = plan.namespace(host), plan.interface(rail), plan.address(host, rail)
     _connect(plan, plan.port(host, rail), plan.bridge(rail, plan.rack(host)), namespace, interface)
     _give_address(namespace, interface, address)
-    way = ["dev", interface, "src", address, "congctl", CONGESTION_CONTROL]
-    call("ip", "-n", namespace, "route", "replace", plan.network(rail), *way)
+    route = ["dev", interface, "src", address, "congctl", CONGESTION_CONTROL]
+    call("ip", "-n", namespace, "route", "replace", plan.network(rail), *route)
 
 
 def _connect(plan: Plan, port: str, bridge: str, namespace: str, interface: str) -> None:
@@ -268,7 +260,7 @@ def _give_address(namespace: str, interface: str, address: str) -> None:
 
 
 def remove(name: str) -> tuple[int, int]:
-    """End what runs inside a cluster, remove its namespaces, and say how many processes and namespaces that were."""
+    """End the processes inside a cluster and remove its namespaces; return the numbers of both."""
     namespaces = namespaces_of(name)
     processes = within(namespaces)
     end(lambda: within(namespaces))

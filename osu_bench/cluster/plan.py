@@ -1,4 +1,4 @@
-"""Names and addresses in a cluster: every part of it is found by its number."""
+"""Names and addresses in a cluster: each is a function of host, rail and rack numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NAMESPACES = Path("/run/netns")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be built: so many hosts, each with a link on every rail, and one switch for all, or one for each rack.
+    """A cluster's layout: hosts with one link per rail, and one switch per rack.
 
-    Hosts are dealt out to the racks in turn. Each rack's switch has an uplink to a switch that joins them.
+    Hosts are assigned to racks round-robin. Uplinks join the switches of several racks through a core switch.
     """
 
     name: str
@@ -30,18 +30,18 @@ class Plan:
     racks: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what could not be numbered or named."""
+        """Validate the numbers and the name."""
         _check_range("hosts", self.hosts, MOST_HOSTS)
         _check_range("rails", self.rails, MOST_RAILS)
         _check_range("racks", self.racks, self.hosts)
         if not re.fullmatch(r"[a-z][a-z0-9]{0,19}", self.name):
             remedy = "Choose a name such as osub."
-            expected = "at most 20 small letters and digits, a letter first"
+            expected = "at most 20 lower-case letters and digits, beginning with a letter"
             raise SpecError("name of a cluster", expected=expected, got=f"'{self.name}'", remedy=remedy)
 
     @property
     def switch(self) -> str:
-        """The namespace of the switch, where the launcher runs too."""
+        """The namespace of the switch, in which the launcher runs too."""
         return f"{self.name}-switch"
 
     def namespace(self, host: int) -> str:
@@ -50,26 +50,26 @@ class Plan:
 
     @property
     def namespaces(self) -> list[str]:
-        """All of them, the switch first."""
+        """All namespaces, the switch first."""
         return [self.switch, *(self.namespace(host) for host in range(self.hosts))]
 
     def links(self) -> Iterator[tuple[int, int]]:
-        """Return host and rail of every link."""
+        """Iterate over the (host, rail) of every link."""
         return ((host, rail) for host in range(self.hosts) for rail in range(self.rails))
 
     def check_link(self, host: int, rail: int) -> None:
-        """Refuse a host or a rail that is not there."""
+        """Raise SpecError if the host or the rail does not exist."""
         for what, number, count in (("host", host, self.hosts), ("rail", rail, self.rails)):
             if not 0 <= number < count:
                 remedy = "See `osu_bench cluster status`."
                 raise SpecError(f"{what} of the cluster", expected=_range(count), got=str(number), remedy=remedy)
 
     def host_name(self, host: int) -> str:
-        """Return the name that a host has for its programs."""
+        """Return a host's name."""
         return f"h{host}"
 
     def interface(self, rail: int) -> str:
-        """Return a host's end of its link."""
+        """Return the host's end of a link."""
         return f"eth{rail}"
 
     def port(self, host: int, rail: int) -> str:
@@ -81,19 +81,19 @@ class Plan:
         return host % self.racks
 
     def bridge(self, rail: int, rack: int = 0) -> str:
-        """Return the bridge that joins the links of a rail, in one rack if there are several."""
+        """Return the bridge of a rail, in one rack if there are several."""
         return f"rail{rail}" if self.racks == 1 else f"rail{rail}k{rack}"
 
     def core(self, rail: int) -> str:
-        """Return the bridge that joins the racks."""
+        """Return the bridge that joins the racks of a rail."""
         return f"core{rail}"
 
     def uplinks(self) -> list[tuple[int, int]]:
-        """Return rack and rail of every uplink; a single rack has none."""
+        """Return the (rack, rail) of every uplink; a single rack has none."""
         return [(rack, rail) for rack in range(self.racks) for rail in range(self.rails)] if self.racks > 1 else []
 
     def uplink(self, rack: int, rail: int) -> tuple[str, str]:
-        """Return both ends of a rack's uplink, its own first."""
+        """Return both ends of an uplink, the rack's end first."""
         return f"k{rack}r{rail}", f"c{rack}r{rail}"
 
     def address(self, host: int, rail: int) -> str:
@@ -104,7 +104,7 @@ class Plan:
         """Return the network of a rail."""
         return f"10.78.{rail}.0/24"
 
-    # Launchers talk over a network of their own, which is never shaped or cut.
+    # Launchers communicate over a separate network, which is never shaped or cut.
     management_network = "10.77.0.0/24"
     management = "mgmt"
 
@@ -119,7 +119,7 @@ class Plan:
 
 def _check_range(what: str, number: int, most: int) -> None:
     if not 1 <= number <= most:
-        remedy = "Ask for a number in that range."
+        remedy = "Choose a number in that range."
         raise SpecError(f"{what} of a cluster", expected=f"1 to {most}", got=str(number), remedy=remedy)
 
 
@@ -128,12 +128,12 @@ def _range(count: int) -> str:
 
 
 def path_of(namespace: str) -> Path:
-    """Return the file that stands for a namespace."""
+    """Return the file that a network namespace is bound to."""
     return NAMESPACES / namespace
 
 
 def namespaces_of(name: str) -> list[str]:
-    """Return the namespaces that a cluster of this name has or has left, whatever its size."""
+    """Return the existing namespaces of a cluster, including those of a partial one."""
     if not NAMESPACES.is_dir():
         return []
     own = re.compile(rf"{re.escape(name)}-(switch|h\d+)")

@@ -1,4 +1,4 @@
-"""The processes inside network namespaces: who they are, and how they end."""
+"""Processes inside network namespaces: find them and end them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from osu_bench.cluster.plan import path_of
 __all__ = ["Process", "end", "marked", "process", "terminable", "within"]
 
 Process = tuple[int, int]
-"""Number and start time, which together name a process even after its number was given to another."""
+"""Process id and start time, which identify a process even after its id is reused."""
 
 GRACE = 3.0
 STEP = 0.05
-# The fields of /proc/PID/stat that follow the program's name, which may hold anything.
+# Indices of the fields of /proc/PID/stat after the program name, which may contain spaces.
 STATE, START_TIME = 0, 19
 
 
 def process(pid: int) -> Process | None:
-    """Return a process that runs, or None where there is none or only its exit code is left."""
+    """Return a running process by its id, or None if there is none or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -46,7 +46,7 @@ def within(namespaces: Collection[str]) -> list[Process]:
 
 
 def marked(namespaces: Collection[str], variable: str) -> list[Process]:
-    """Return those inside these namespaces that were started with a variable, given as NAME=VALUE."""
+    """Return the processes inside these namespaces whose environment has a variable, given as NAME=VALUE."""
     return [found for found in within(namespaces) if variable.encode() in _environment(found[0])]
 
 
@@ -65,7 +65,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def end(found: Callable[[], Sequence[Process]], grace: float = GRACE) -> None:
-    """Ask the processes that are found to end, and end those that have not after a while, with all they start."""
+    """Send SIGTERM to the processes that `found` returns, then SIGKILL until it returns none."""
     start = monotonic()
     _signal(found(), signal.SIGTERM)
     while (left := found()) and monotonic() < start + grace + GRACE:
@@ -83,7 +83,7 @@ def _signal(processes: Sequence[Process], number: signal.Signals) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit for a while, so that what stands in `finally` is done."""
+    """Let SIGTERM and SIGHUP raise SystemExit within the block, so that `finally` clauses run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

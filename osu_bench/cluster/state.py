@@ -1,4 +1,4 @@
-"""What the machine keeps of a cluster beside its namespaces: its size, files that programs need, and who uses it."""
+"""The files of a cluster: its plan, its identity, launcher files, and the processes that use it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from osu_bench.cluster.plan import Plan, namespaces_of
 from osu_bench.cluster.processes import Process, process
 from osu_bench.cluster.system import ClusterError
 
-__all__ = ["folder", "forget", "hold", "holders", "identity", "locked", "recall", "release", "remember"]
+__all__ = ["folder", "forget", "hold", "holders", "identity", "locked", "not_up", "recall", "release", "remember"]
 
 PLACE = Path("/run/osu_bench")
 PLAN, HOLDERS = "plan.json", "holders"
 
 
 def folder(name: str) -> Path:
-    """Return where the files of a cluster are."""
+    """Return the directory of a cluster's files."""
     return PLACE / name
 
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Let nobody else make or remove a cluster for a while."""
+    """Hold the lock under which clusters are made and removed."""
     PLACE.mkdir(mode=0o755, parents=True, exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -37,7 +37,7 @@ def locked() -> Iterator[None]:
 
 
 def remember(plan: Plan) -> str:
-    """Write down what a cluster is like, for other processes, and return what tells it from later ones of its name."""
+    """Write a cluster's plan for other processes; return an identity that later clusters of this name do not have."""
     made = uuid4().hex
     (folder(plan.name) / HOLDERS).mkdir(parents=True, exist_ok=True)
     (folder(plan.name) / PLAN).write_text(json.dumps({"identity": made, "plan": asdict(plan)}))
@@ -45,28 +45,29 @@ def remember(plan: Plan) -> str:
 
 
 def recall(name: str) -> tuple[Plan, str]:
-    """Return plan and identity of the cluster that is up."""
+    """Return the plan and identity of a cluster that is up."""
     try:
         content = json.loads((folder(name) / PLAN).read_text())
         plan = Plan(**content["plan"])
     except (OSError, ValueError, TypeError, KeyError):
-        raise _none(name) from None
+        raise not_up(name) from None
     if namespaces_of(name) != sorted(plan.namespaces):
-        raise _none(name)
+        raise not_up(name)
     return plan, content["identity"]
 
 
 def identity(name: str) -> str | None:
-    """Return the identity of the cluster that has this name now, if there is one."""
+    """Return the identity of the current cluster of this name, or None."""
     try:
         return str(json.loads((folder(name) / PLAN).read_text())["identity"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _none(name: str) -> ClusterError:
+def not_up(name: str) -> ClusterError:
+    """Return the error of a cluster that is not up."""
     remedy = "Make one with `osu_bench cluster up`."
-    return ClusterError(f"cluster {name}", expected="one that is up", got="none", remedy=remedy)
+    return ClusterError(f"cluster {name}", expected="a cluster that is up", got="none", remedy=remedy)
 
 
 def forget(name: str) -> None:
@@ -75,24 +76,24 @@ def forget(name: str) -> None:
 
 
 def hold(name: str) -> None:
-    """Note that this process uses a cluster."""
+    """Register this process as a user of a cluster."""
     if mine := process(os.getpid()):
-        _note(name, mine).touch()
+        _entry(name, mine).touch()
 
 
 def release(name: str) -> None:
-    """Note that this process no longer does."""
+    """Unregister this process."""
     if mine := process(os.getpid()):
         with suppress(OSError):
-            _note(name, mine).unlink()
+            _entry(name, mine).unlink()
 
 
-def _note(name: str, one: Process) -> Path:
+def _entry(name: str, one: Process) -> Path:
     return folder(name) / HOLDERS / f"{one[0]}-{one[1]}"
 
 
 def holders(name: str) -> list[int]:
-    """Return the numbers of the processes that use a cluster and are alive."""
-    notes = sorted((folder(name) / HOLDERS).glob("*-*"))
-    known = [tuple(map(int, note.name.split("-"))) for note in notes]
+    """Return the ids of live processes that use a cluster."""
+    entries = sorted((folder(name) / HOLDERS).glob("*-*"))
+    known = [tuple(map(int, entry.name.split("-"))) for entry in entries]
     return [one[0] for one in known if process(one[0]) == one]

@@ -12,7 +12,7 @@ from cluster_machine import ENVIRONMENT
 
 from mpi_gpucomp.errors import DeviceError, SpecError
 from osu_bench.cluster import Cluster, ClusterError
-from osu_bench.cluster.network import Rate, in_words, parse_rate, shaping
+from osu_bench.cluster.network import Rate, rate_label, parse_rate, shaping
 from osu_bench.cluster.plan import Plan
 from osu_bench.cluster.system import PACKAGES, check
 from osu_bench.launcher import MPICH, OPEN_MPI, Launcher, find
@@ -43,7 +43,7 @@ except Exception as error:
 )
 def test_rates_are_read_and_written(rate: Rate, bits: float | None, words: str) -> None:
     assert parse_rate(rate) == bits
-    assert in_words(bits) == words
+    assert rate_label(bits) == words
 
 
 @pytest.mark.parametrize("rate", ["fast", "1gb", "-1gbit", "1.2.3gbit", "1bit", "2tbit", "", float("nan")])

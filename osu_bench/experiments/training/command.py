@@ -138,11 +138,11 @@ def _plot(sessions: list[Session], path: str | None) -> None:
 
 
 def _print(session: Session) -> None:
-    from osu_bench.cluster.network import in_words
+    from osu_bench.cluster.network import rate_label
     from osu_bench.experiments.training.results import summaries
 
     parameters, steps = session.trained[0].parameters, len(session.trained[0].seconds)
-    network = f", {in_words(session.rate)}" if session.rate else ""
+    network = f", {rate_label(session.rate)}" if session.rate else ""
     print(
         f"\n# {session.model}, {parameters / 1e6:.1f} million parameters, {session.ranks} ranks{network}, {steps} steps"
     )

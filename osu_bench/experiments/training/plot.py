@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from osu_bench.cluster.network import in_words
+from osu_bench.cluster.network import rate_label
 from osu_bench.report.drawing import look
 from osu_bench.report.plot import FAINT, GRID, INK, new_figure, save_figure
 
@@ -53,7 +53,7 @@ def _smooth(losses: Sequence[float]) -> list[float]:
 
 
 def _label_axes(axes: Any, session: Session) -> None:
-    network = f", {in_words(session.rate)}" if session.rate else ""
+    network = f", {rate_label(session.rate)}" if session.rate else ""
     parameters = f"{session.trained[0].parameters / 1e6:.1f} M parameters"
     axes.set_title(f"{session.model}, {parameters}, {session.ranks} ranks{network}", loc="left", fontsize=9, color=INK)
     axes.set_xlabel("seconds", color=FAINT)
