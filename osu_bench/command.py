@@ -62,6 +62,7 @@ class Command(NamedTuple):
 
 
 TOOLS = {
+    "demo": Command("demo", "native MPI against our codecs on four hosts of this machine: start here"),
     "cluster": Command("cluster.command", "hosts on this machine, joined by links of a chosen rate"),
     "report": Command("report.command", "make an HTML page of results"),
     "headline": Command("experiments.headline", "compare all candidates on clusters of several rates"),
@@ -157,6 +158,7 @@ def _add_version(parser: CommandParser) -> None:
 
 
 _EXAMPLES = """\
+osu_bench demo
 mpirun -n 4 osu_bench bcast -m 1M:64M --compare mpi,none,split
 osu_bench cluster up --hosts 4 --rate 1gbit
 osu_bench cluster run -- osu_bench bcast -m 64M:64M --compare mpi,none,split"""

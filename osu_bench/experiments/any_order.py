@@ -140,7 +140,7 @@ class Call:
         return getattr(comm, f"I{self.what.kind}")(*buffers, *operation, *root, **options)
 
 
-class Contender(Protocol):
+class Candidate(Protocol):
     """What runs collectives."""
 
     def run(self, calls: Sequence[Call]) -> None:
@@ -235,16 +235,16 @@ class Gloo:
         self._dist.destroy_process_group()
 
 
-CONTENDERS: dict[str, Callable[..., Contender]] = {"ours": Ours, "mpi": Mpi, "gloo": Gloo}
+CANDIDATES: dict[str, Callable[..., Candidate]] = {"ours": Ours, "mpi": Mpi, "gloo": Gloo}
 
 
-def timed(world: MPI.Intracomm, contender: Contender, calls: Sequence[Call]) -> float:
+def timed(world: MPI.Intracomm, candidate: Candidate, calls: Sequence[Call]) -> float:
     """Run the calls in this order and verify them; return the slowest rank's seconds."""
     for call in calls:
         call.reset()
     world.Barrier()
     start = perf_counter()
-    contender.run(calls)
+    candidate.run(calls)
     elapsed = perf_counter() - start
     wrong = [call.what.name for call in calls if call.wrong()]
     if wrong:
@@ -253,52 +253,52 @@ def timed(world: MPI.Intracomm, contender: Contender, calls: Sequence[Call]) -> 
 
 
 def measure(world: MPI.Intracomm, options: argparse.Namespace) -> None:
-    """Print a table: ours shuffled, and all contenders in order, which took turns."""
+    """Print a table: ours shuffled, and all candidates in order, which took turns."""
     calls = [Call(collective, world.rank) for collective in drawn(options, world.size)]
-    contenders = {name: CONTENDERS[name](world, options.slots) for name in ("ours", *options.contenders)}
-    rows: list[tuple[str, str]] = [("ours", "shuffled"), *((name, "in order") for name in contenders)]
+    candidates = {name: CANDIDATES[name](world, options.slots) for name in ("ours", *options.candidates)}
+    rows: list[tuple[str, str]] = [("ours", "shuffled"), *((name, "in order") for name in candidates)]
     times: dict[tuple[str, str], list[float]] = {row: [] for row in rows}
     for turn in range(options.repeat + 1):
         for name, order in rows:
             calls_here = calls if order == "in order" else shuffled(calls, options.seed + turn, world.rank)
-            times[name, order].append(timed(world, contenders[name], calls_here))
-    for contender in contenders.values():
-        contender.close()
+            times[name, order].append(timed(world, candidates[name], calls_here))
+    for candidate in candidates.values():
+        candidate.close()
     if world.rank == 0:
         print(f"\n# {title(options, world.size)}: median of {options.repeat} runs by turns, all verified")
-        print(f"# {'contender':<10}{'started':<10}{'Time (ms)':>12}{'shuffled / this':>18}")
+        print(f"# {'candidate':<10}{'started':<10}{'Time (ms)':>12}{'shuffled / this':>18}")
         medians = {row: median(taken[1:]) for row, taken in times.items()}  # the first turn warms up
         for (name, order), seconds in medians.items():
             print(f"{name:<12}{order:<10}{seconds * 1e3:12.2f}{medians['ours', 'shuffled'] / seconds:18.2f}")
 
 
 def attempt(world: MPI.Intracomm, options: argparse.Namespace) -> None:
-    """Run one contender in order, then shuffled; end this rank when that takes too long."""
+    """Run one candidate in order, then shuffled; end this rank when that takes too long."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some crash, as shown, and need not leave their memory behind
     faulthandler.dump_traceback_later(START_LIMIT, exit=True)
     calls = [Call(collective, world.rank) for collective in drawn(options, world.size)]
-    contender = CONTENDERS[options.contenders[0]](world, options.slots)
-    in_order = timed(world, contender, calls)
+    candidate = CANDIDATES[options.candidates[0]](world, options.slots)
+    in_order = timed(world, candidate, calls)
     if world.rank == 0:
         print(f"in order: {in_order:.2f} s", flush=True)
     faulthandler.dump_traceback_later(max(options.limit, 3 * in_order), exit=True)
-    seconds = timed(world, contender, shuffled(calls, options.seed, world.rank))
+    seconds = timed(world, candidate, shuffled(calls, options.seed, world.rank))
     if world.rank == 0:
         print(f"shuffled: {seconds:.2f} s", flush=True)
-    contender.close()
+    candidate.close()
     faulthandler.cancel_dump_traceback_later()
 
 
 def demonstrate(options: argparse.Namespace) -> None:
-    """Let each contender attempt the program under mpirun, and print what became of it."""
+    """Let each candidate attempt the program under mpirun, and print what became of it."""
     print(f"# {title(options, options.ranks)}; complete in order, then shuffled:")
-    outcomes = {name: outcome(name, options) for name in options.contenders or CONTENDERS}
+    outcomes = {name: outcome(name, options) for name in options.candidates or CANDIDATES}
     if not outcomes.get("ours", "right").startswith("right"):
         sys.exit(1)
 
 
 def outcome(name: str, options: argparse.Namespace) -> str:
-    """Attempt one contender, print what became of it, and return that."""
+    """Attempt one candidate, print what became of it, and return that."""
     if name == "gloo" and find_spec("torch") is None:
         in_order, became = "not run", "torch is missing: pip install mpi_gpucomp[torch]"
     else:
@@ -311,7 +311,7 @@ def launched(name: str, options: argparse.Namespace) -> subprocess.CompletedProc
     """Run an attempt; its ranks end themselves in time, whatever happens to mpirun."""
     numbers = {key: getattr(options, key) for key in ("collectives", "seed", "slots", "most_bytes", "limit")}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in numbers.items()]
-    program = [sys.executable, "-m", "osu_bench.experiments.any_order", "attempt", f"--contenders={name}", *flags]
+    program = [sys.executable, "-m", "osu_bench.experiments.any_order", "attempt", f"--candidates={name}", *flags]
     command = find().command(options.ranks, program)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_python_path()])}
     limit = 2 * START_LIMIT + 20 * options.limit
@@ -364,18 +364,18 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = CommandParser("osu_bench any_order", (__doc__ or "").splitlines()[0], EXAMPLE)
     actions = ("measure", "demonstrate", "attempt")
-    parser.add_argument("action", nargs="?", choices=actions, default="measure", help="attempt: one contender, watched")
+    parser.add_argument("action", nargs="?", choices=actions, default="measure", help="attempt: one candidate, watched")
     parser.add_argument("--collectives", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1, help="of the collectives and of their orders")
     parser.add_argument("--slots", type=int, default=2, help="how many of ours run at once")
     parser.add_argument("--repeat", type=int, default=5, help="runs of each, after one to warm up")
     parser.add_argument("--most-bytes", type=int, default=1 << 20, help="of a rank's longest buffer")
-    parser.add_argument("--contenders", type=lambda text: text.split(","), default=[], help="ours, mpi, gloo")
+    parser.add_argument("--candidates", type=lambda text: text.split(","), default=[], help="ours, mpi, gloo")
     parser.add_argument("--ranks", type=int, default=8, help="demonstrate: on so many")
     parser.add_argument("--limit", type=float, default=10, help="demonstrate: seconds until it counts as hung")
     options = parser.parse_args(arguments)
-    if unknown := set(options.contenders) - set(CONTENDERS):
-        parser.error(f"expected contenders out of {', '.join(CONTENDERS)}, got {', '.join(sorted(unknown))}")
+    if unknown := set(options.candidates) - set(CANDIDATES):
+        parser.error(f"expected candidates out of {', '.join(CANDIDATES)}, got {', '.join(sorted(unknown))}")
     return options
 
 

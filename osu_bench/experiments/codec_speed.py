@@ -1,6 +1,6 @@
 """How fast the codecs are on one host thread, as ratios to well-known libraries.
 
-Every figure compares two contenders that take turns, call by call, so that what else the machine does hits both alike;
+Every figure compares two candidates that take turns, call by call, so that what else the machine does hits both alike;
 a figure is the ratio of their medians. The data are chunks of normal(0, 0.02), and each result is verified before it is
 timed. A codec is called as the library calls it: memory taken beforehand, the answer awaited.
 """
@@ -31,7 +31,7 @@ __all__ = ["Figure", "figures", "main"]
 
 Array = NDArray[Any]
 Call = Callable[[int], object]
-"""One contender's work on the chunk of this number."""
+"""One candidate's work on the chunk of this number."""
 
 DEVIATION = 0.02
 RATE = 8
@@ -56,10 +56,10 @@ class Figure:
 
 
 class Contest:
-    """Runs contenders in turns on chunks of so many bytes."""
+    """Runs candidates in turns on chunks of so many bytes."""
 
     def __init__(self, nbytes: int, rounds: int) -> None:
-        """Fix the chunk's size and how often each contender runs."""
+        """Fix the chunk's size and how often each candidate runs."""
         self._nbytes, self._rounds = nbytes, rounds
 
     def run(self, name: str, target: float, ours: Call, theirs: Call) -> Figure:
@@ -114,7 +114,7 @@ def as_bfloat16(values: Array) -> Array:
 
 
 def verify(right: bool, what: str) -> None:
-    """End the benchmark if a contender computes something else."""
+    """End the benchmark if a candidate computes something else."""
     if not right:
         sys.exit(f"{what}: the result is wrong, so its time means nothing")
 
@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
     parser = CommandParser("osu_bench codec_speed", __doc__, EXAMPLE)
     parser.add_argument("--chunk", type=int, default=1 << 20, metavar="BYTES", help="size of a chunk (default 1 MB)")
-    parser.add_argument("--rounds", type=int, default=101, help="how often each contender runs (default 101)")
+    parser.add_argument("--rounds", type=int, default=101, help="how often each candidate runs (default 101)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     found = figures(args.chunk, args.rounds)

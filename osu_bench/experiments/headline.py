@@ -1,6 +1,6 @@
-"""The command `headline`: clusters of several sizes and speeds, all contenders on each, one report.
+"""The command `headline`: clusters of several sizes and speeds, all candidates on each, one report.
 
-Every comparison is one run in which the contenders take turns. What has been measured is kept after each, and a sweep
+Every comparison is one run in which the candidates take turns. What has been measured is kept after each, and a sweep
 that was interrupted goes on where it stopped.
 """
 
@@ -52,14 +52,14 @@ class Job:
 
     benchmark: str
     data: str
-    contenders: tuple[str, ...]
+    candidates: tuple[str, ...]
     sizes: tuple[int, ...]
     mpi: str = "openmpi"
 
     def arguments(self, seconds: float, path: Path) -> list[str]:
         """Return the command line of the benchmark."""
         return [
-            *(self.benchmark, "--data", self.data, "--compare", ",".join(self.contenders)),
+            *(self.benchmark, "--data", self.data, "--compare", ",".join(self.candidates)),
             *("-m", f"{self.sizes[0]}:{self.sizes[-1]}", "--step", "4", "-M", "2G", "-x", "1", "-i", "49"),
             *("--seconds", str(seconds), "--columns", "ratio,limit,note", "--json", str(path)),
         ]
@@ -69,7 +69,7 @@ class Job:
         same = (run.benchmark, run.data, run.ranks) == (self.benchmark, self.data, conditions.hosts)
         of_mpi = run.mpi.startswith("MPICH") == (self.mpi == "mpich")
         there = run.network is not None and run.network.rate == parse_rate(conditions.rate)
-        return same and of_mpi and there and set(self.contenders) <= set(run.contenders()) and _complete(run, self)
+        return same and of_mpi and there and set(self.candidates) <= set(run.candidates()) and _complete(run, self)
 
 
 def _complete(run: Run, job: Job) -> bool:
@@ -85,8 +85,8 @@ def jobs(conditions: Conditions, sizes: tuple[int, ...], data: tuple[str, ...], 
         rivals = ("mpi", "mpi-tuned", "gloo", "none", *PER_MESSAGE) if kind == data[0] else ("mpi-tuned",)
         yield Job("bcast", kind, (*rivals, *coded), sizes)
     if mpich:
-        contenders = ("mpi", "mpi-tuned", "none", "zfp:rate=8", "split", "auto")
-        yield Job("bcast", data[0], contenders, sizes, "mpich")
+        candidates = ("mpi", "mpi-tuned", "none", "zfp:rate=8", "split", "auto")
+        yield Job("bcast", data[0], candidates, sizes, "mpich")
     bound = f"bound:abs={BOUNDS['gradients']}"
     for benchmark in ("allreduce", "allgather"):
         parts = conditions.hosts if benchmark == "allgather" else 1

@@ -2,7 +2,7 @@
 
 mpirun -n 4 python -m osu_bench overhead
 
-The contenders take turns in one run; each figure is the median over the rounds of the slowest rank's mean.
+The candidates take turns in one run; each figure is the median over the rounds of the slowest rank's mean.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def compare(comm: MPI.Intracomm, calls: list[Callable[[], object]], repeats: int
     return [median(some) for some in times]
 
 
-def contenders(plain: MPI.Intracomm, ours: Communicator, size: int) -> dict[str, list[Callable[[], object]]]:
+def candidates(plain: MPI.Intracomm, ours: Communicator, size: int) -> dict[str, list[Callable[[], object]]]:
     """Return MPI's own call and ours, for each collective."""
     values, out = np.zeros(size, np.uint8).view(np.float64), np.zeros(size, np.uint8).view(np.float64)
     calls: dict[str, list[Callable[[], object]]] = {"Bcast": [partial(c.Bcast, values) for c in (plain, ours)]}
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             columns = f"{'mpi4py (us)':>14s}{'ours (us)':>14s}{'more (us)':>12s}{'ratio':>8s}"
             print(f"# {'Collective':<12s}{'Size':>10s}{columns}")
         for size in (*REPEATS, 1 << 20, 1 << 26):
-            for name, calls in contenders(plain, ours, size).items():
+            for name, calls in candidates(plain, ours, size).items():
                 own, time = compare(plain, calls, REPEATS.get(size, 1), options.rounds)
                 if plain.rank == 0:
                     print(

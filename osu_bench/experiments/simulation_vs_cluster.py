@@ -57,9 +57,9 @@ def compare(cluster: Cluster, nbytes: int, rounds: int, folder: Path) -> Iterato
     topology = read_topology(profile)
     for benchmark, (_, algorithm) in ALGORITHMS.items():
         size = ("-m", f"{nbytes}:{nbytes}", "-i", str(rounds), "-x", "1")
-        contenders = ",".join(f"{codec}@{algorithm}" for codec in CODECS)
-        _run(cluster, "osu_bench", benchmark, *size, "--compare", contenders, "--json", str(results))
-        rows = {row.contender: row for row in load(results).runs[-1].rows}
+        candidates = ",".join(f"{codec}@{algorithm}" for codec in CODECS)
+        _run(cluster, "osu_bench", benchmark, *size, "--compare", candidates, "--json", str(results))
+        rows = {row.candidate: row for row in load(results).runs[-1].rows}
         for codec in CODECS:
             measured = median(rows[f"{codec}@{algorithm}"].times_us) / 1e6
             yield Compared(benchmark, codec, seconds_of(topology, benchmark, codec, nbytes), measured)

@@ -34,7 +34,7 @@ HEADER = ("", "MPI's best (ms)", "the table's best (ms)", "", "made (ms)", "of t
 
 
 class Times(NamedTuple):
-    """Medians of one collective, in seconds, by contender."""
+    """Medians of one collective, in seconds, by candidate."""
 
     benchmark: str
     made: float
@@ -61,12 +61,12 @@ def measure(cluster: Cluster, benchmark: str, args: argparse.Namespace, folder: 
     asked = ("--topology", str(folder / "topology.json"), "--size", str(args.message_size), "-o", str(made))
     _local("mpi_gpucomp", "synthesize", benchmark, *asked)
     known = [f"none@{one.name}" for one in algorithms(COLLECTIVES[benchmark])]
-    contenders = [*MPI_OWN, *known, f"none@{made}"]
+    candidates = [*MPI_OWN, *known, f"none@{made}"]
     size = args.message_size // (ranks if benchmark == "allgather" else 1)
     repeated = ("-m", f"{size}:{size}", "-i", str(args.rounds), "-x", "1", "--json", str(results))
-    _on(cluster, args, "osu_bench", benchmark, *repeated, "--compare", ",".join(contenders))
-    times = {row.contender: median(row.times_us) / 1e6 for row in load(results).runs[-1].rows}
-    return Times(benchmark, times.pop(contenders[-1]), times)
+    _on(cluster, args, "osu_bench", benchmark, *repeated, "--compare", ",".join(candidates))
+    times = {row.candidate: median(row.times_us) / 1e6 for row in load(results).runs[-1].rows}
+    return Times(benchmark, times.pop(candidates[-1]), times)
 
 
 def _local(module: str, *arguments: str) -> None:

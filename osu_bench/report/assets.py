@@ -121,7 +121,7 @@ summary h3 { flex: 1 1 20em }
 .figures thead th:first-child { text-align: left }
 .figures tbody th { white-space: nowrap; padding: 4px 10px 4px 0; position: sticky; left: 0;
   background: var(--ground) }
-.contender { display: inline-block; max-width: 14em; overflow: hidden; text-overflow: ellipsis;
+.candidate { display: inline-block; max-width: 14em; overflow: hidden; text-overflow: ellipsis;
   vertical-align: bottom }
 .figures td { text-align: right; padding: 4px 8px; line-height: 1.3; white-space: nowrap }
 .figures tbody tr { border-bottom: 1px solid var(--line) }
@@ -165,7 +165,7 @@ main { padding-bottom: 60px }
   .legend { columns: 1 }
   .card .large { font-size: 2.5rem }
   h2 { margin-top: 32px }
-  .contender { max-width: 8em }
+  .candidate { max-width: 8em }
   .matrix a { min-width: 62px; padding: 5px }
   dl { grid-template-columns: 1fr }
   dd { margin-bottom: 6px }
@@ -212,12 +212,12 @@ SCRIPT = r"""
   choices.forEach(function (choice) { choice.addEventListener('change', filter); });
   if (choices.length) { filter(); }
 
-  // Across networks: another size or contender.
-  var size = byId('size'), contender = byId('contender');
+  // Across networks: another size or candidate.
+  var size = byId('size'), candidate = byId('candidate');
   var fastest = function (table) {
     var names = Object.keys(table || {}).filter(function (name) {
-      if (contender.value === 'exact') { return speeds.exact.indexOf(name) >= 0; }
-      return !contender.value || '=' + name === contender.value;
+      if (candidate.value === 'exact') { return speeds.exact.indexOf(name) >= 0; }
+      return !candidate.value || '=' + name === candidate.value;
     });
     return names.length ? Math.max.apply(null, names.map(function (name) { return table[name]; })) : null;
   };
@@ -236,13 +236,13 @@ SCRIPT = r"""
     cell.querySelector('a').title = size.selectedOptions[0].text + ': against mpi, below it against mpi-tuned';
   };
   var choose = function () {
-    var said = contender.value[0] === '=' ? contender.value.slice(1) : 'the ' + contender.selectedOptions[0].text;
+    var said = candidate.value[0] === '=' ? candidate.value.slice(1) : 'the ' + candidate.selectedOptions[0].text;
     byId('shown').textContent = said + ' at ' + size.selectedOptions[0].text;
     all('.matrix td[data-run]').forEach(recolour);
   };
-  [size, contender].forEach(function (select) { select.addEventListener('change', choose); });
+  [size, candidate].forEach(function (select) { select.addEventListener('change', choose); });
 
-  // Tables: a click on a size sorts the contenders by it, a second click the other way round.
+  // Tables: a click on a size sorts the candidates by it, a second click the other way round.
   var sortBy = function (head) {
     var body = head.closest('table').tBodies[0], at = head.cellIndex;
     var down = head.getAttribute('aria-sort') === 'ascending';
@@ -272,7 +272,7 @@ SCRIPT = r"""
   var line = function (row, at) {
     var cell = row.cells[at], item = document.createElement('div'), name = document.createElement('span');
     if (!cell.dataset.value) { return null; }
-    name.textContent = row.querySelector('.contender').textContent;
+    name.textContent = row.querySelector('.candidate').textContent;
     item.appendChild(row.querySelector('.swatch').cloneNode(true));
     item.appendChild(name);
     item.appendChild(document.createTextNode(cell.querySelector('b').textContent));
@@ -319,7 +319,7 @@ SCRIPT = r"""
     });
   });
 
-  // Legends: pointing lights one contender up, a click keeps it lit.
+  // Legends: pointing lights one candidate up, a click keeps it lit.
   all('.legend').forEach(function (legend) {
     var chart = legend.parentNode.querySelector('.chart');
     var items = all('li[data-name]', legend);

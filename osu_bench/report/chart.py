@@ -43,9 +43,9 @@ def figure_text(run: Run, value: float) -> str:
     return bandwidth_text(value) if is_bandwidth(run) else time_text(value)
 
 
-def swatch(contender: str, kind: str) -> Markup:
+def swatch(candidate: str, kind: str) -> Markup:
     """Draw a line with its marker, as a legend shows it."""
-    parts = (tag("path", d="M0 6h24", class_="line"), _marker(look(contender).marker, 12, 6, "dot"))
+    parts = (tag("path", d="M0 6h24", class_="line"), _marker(look(candidate).marker, 12, 6, "dot"))
     return tag("svg", *parts, viewBox="0 0 24 12", class_=f"swatch {kind}", aria_hidden="true")
 
 
@@ -57,7 +57,7 @@ def limit_swatch() -> Markup:
 
 
 def chart(run: Run, kind: Callable[[str], str]) -> Markup:
-    """Draw a run; `kind` gives the class that carries a contender's colour."""
+    """Draw a run; `kind` gives the class that carries a candidate's colour."""
     sizes = [size for size in run.sizes() if size > 0]
     values = [value for row in run.rows if row.size in sizes and (value := figure(run, row))]
     if not values:
@@ -65,7 +65,7 @@ def chart(run: Run, kind: Callable[[str], str]) -> Markup:
     limits = [value for size in sizes if (value := plain_limit(run, size))]
     x = axis(sizes, LEFT + 10, WIDTH - RIGHT - 10, 1.0 if len(sizes) > 1 else 2.0)
     frame = Frame(run, x, axis([*values, *limits], HEIGHT - BOTTOM, TOP, 1.12))
-    series = [_series(frame, contender, kind(contender)) for contender in run.contenders()]
+    series = [_series(frame, candidate, kind(candidate)) for candidate in run.candidates()]
     parts = (_grid(frame, sizes), _plain_limit(frame, sizes), *series, tag("path", d="", class_="rule"))
     return tag(
         "svg",
@@ -88,7 +88,7 @@ def _in_words(run: Run, sizes: list[int]) -> str:
     said = f"{what} against size of {run_title(run)}, both axes logarithmic."
     if winner is None or value is None:
         return said
-    return f"{said} Best at {size_text(sizes[-1])}: {winner.contender} with {figure_text(run, value)}."
+    return f"{said} Best at {size_text(sizes[-1])}: {winner.candidate} with {figure_text(run, value)}."
 
 
 def _grid(frame: Frame, sizes: list[int]) -> Markup:
@@ -117,11 +117,11 @@ def _plain_limit(frame: Frame, sizes: list[int]) -> Markup:
     return tag("g", title, tag("path", d=_through(found), class_="limit"))
 
 
-def _series(frame: Frame, contender: str, kind: str) -> Markup:
-    rows = [frame.run.row(contender, size) for size in frame.run.sizes() if size > 0]
+def _series(frame: Frame, candidate: str, kind: str) -> Markup:
+    rows = [frame.run.row(candidate, size) for size in frame.run.sizes() if size > 0]
     lines = [tag("path", d=_through(part), class_="line") for part in _unbroken(frame, rows) if len(part) > 1]
     dots = [_dot(frame, row) for row in rows if row is not None and figure(frame.run, row)]
-    return tag("g", _own_limit(frame, rows), *lines, *dots, class_=f"series {kind}", data_name=contender)
+    return tag("g", _own_limit(frame, rows), *lines, *dots, class_=f"series {kind}", data_name=candidate)
 
 
 def _unbroken(frame: Frame, rows: list[Row | None]) -> list[list[tuple[float, float]]]:
@@ -137,7 +137,7 @@ def _unbroken(frame: Frame, rows: list[Row | None]) -> list[list[tuple[float, fl
 
 
 def _own_limit(frame: Frame, rows: list[Row | None]) -> Markup:
-    """Draw what the wire alone takes for the compressed bytes, which shows when the contender is pointed at."""
+    """Draw what the wire alone takes for the compressed bytes, which shows when the candidate is pointed at."""
     kept = ((row, limit(frame.run, row)) for row in rows if row is not None and row.ratio is not None)
     found = [(frame.x(row.size), frame.y(value)) for row, value in kept if value and row.ratio != 1]
     inside = [place for place in found if TOP <= place[1] <= HEIGHT - BOTTOM]
@@ -147,9 +147,9 @@ def _own_limit(frame: Frame, rows: list[Row | None]) -> Markup:
 def _dot(frame: Frame, row: Row) -> Markup:
     value = figure(frame.run, row) or 0.0
     wrong = f", {row.wrong} wrong" if row.wrong else ""
-    said = f"{row.contender}, {size_text(row.size)}: {figure_text(frame.run, value)}{wrong}"
+    said = f"{row.candidate}, {size_text(row.size)}: {figure_text(frame.run, value)}{wrong}"
     place = frame.x(row.size), frame.y(value)
-    return _marker(look(row.contender).marker, *place, "dot wrong" if row.wrong else "dot", tag("title", said))
+    return _marker(look(row.candidate).marker, *place, "dot wrong" if row.wrong else "dot", tag("title", said))
 
 
 def _marker(shape: str, x: float, y: float, kind: str, *inside: Markup) -> Markup:

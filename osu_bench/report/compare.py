@@ -1,4 +1,4 @@
-"""Contenders against each other: what is compared, against whom, and what the wire alone would take."""
+"""Candidates against each other: what is compared, against whom, and what the wire alone would take."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ += ["points", "speed", "wire_share"]
 
 BANDWIDTH = ("bw", "bibw", "mbw_mr")
 BASES = ("mpi", "mpi-tuned", "p2p")
-"""Whom the contenders are held against; p2p is compression message by message, with the same codec."""
+"""Whom the candidates are held against; p2p is compression message by message, with the same codec."""
 RIVALS = ("mpi", "mpi-tuned", "gloo", "p2p")
 EXACT_RIVALS = ("mpi", "mpi-tuned", "gloo")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One of our own contenders at one size of a run, beside the contender that it is held against."""
+    """One of our own candidates at one size of a run, beside the candidate that it is held against."""
 
     number: int
     """The place of the run in the report."""
@@ -42,18 +42,18 @@ def is_bandwidth(run: Run) -> bool:
     return run.benchmark in BANDWIDTH
 
 
-def is_ours(contender: str) -> bool:
-    """Tell whether a contender is this library's own way, not one that it is held against."""
-    return contender.partition(":")[0] not in RIVALS
+def is_ours(candidate: str) -> bool:
+    """Tell whether a candidate is this library's own way, not one that it is held against."""
+    return candidate.partition(":")[0] not in RIVALS
 
 
 @lru_cache(maxsize=256)
-def is_exact(contender: str) -> bool:
-    """Tell whether a contender is known to give back every bit."""
-    if contender in EXACT_RIVALS:
+def is_exact(candidate: str) -> bool:
+    """Tell whether a candidate is known to give back every bit."""
+    if candidate in EXACT_RIVALS:
         return True
     try:
-        return get_codec(contender.removeprefix("p2p:")).lossless
+        return get_codec(candidate.removeprefix("p2p:")).lossless
     except GpucompError:
         return False
 
@@ -74,28 +74,28 @@ def speed(run: Run, row: Row | None, base: Row | None) -> float | None:
     return own / other if is_bandwidth(run) else other / own
 
 
-def base_row(run: Run, contender: str, size: int, base: str) -> Row | None:
-    """Return the row that a contender is held against at a size."""
-    return run.row(f"p2p:{contender}" if base == "p2p" else base, size)
+def base_row(run: Run, candidate: str, size: int, base: str) -> Row | None:
+    """Return the row that a candidate is held against at a size."""
+    return run.row(f"p2p:{candidate}" if base == "p2p" else base, size)
 
 
 def points(results: Results, base: str) -> list[Point]:
-    """Hold every right result of our own contenders against a base, where that was measured and right too."""
+    """Hold every right result of our own candidates against a base, where that was measured and right too."""
     return [point for number, run in enumerate(results.runs) for point in _of_run(number, run, base)]
 
 
 def _of_run(number: int, run: Run, base: str) -> Iterator[Point]:
     for row in run.rows:
-        other = base_row(run, row.contender, row.size, base)
+        other = base_row(run, row.candidate, row.size, base)
         gain = speed(run, row, other)
-        if other is not None and gain is not None and is_ours(row.contender) and not row.wrong and not other.wrong:
+        if other is not None and gain is not None and is_ours(row.candidate) and not row.wrong and not other.wrong:
             yield Point(number, run, row, other, gain)
 
 
 def best(run: Run, size: int, exact: bool = False) -> Row | None:
     """Return the fastest right row of a size, among all or among those that lose nothing."""
     rows = [row for row in run.rows if row.size == size and not row.wrong and figure(run, row) is not None]
-    return _fastest(run, [row for row in rows if not exact or is_exact(row.contender)])
+    return _fastest(run, [row for row in rows if not exact or is_exact(row.candidate)])
 
 
 def _fastest(run: Run, rows: Sequence[Row]) -> Row | None:
@@ -106,7 +106,7 @@ def _fastest(run: Run, rows: Sequence[Row]) -> Row | None:
 
 def wire_share(row: Row, run: Run) -> float | None:
     """Return the share of its time that a row's bytes need on the wire."""
-    plain = plain_limit(run, row.size) if row.limit_us is None and row.contender in EXACT_RIVALS else None
+    plain = plain_limit(run, row.size) if row.limit_us is None and row.candidate in EXACT_RIVALS else None
     if plain is not None:
         own = figure(run, row)
         return None if own is None else own / plain if is_bandwidth(run) else plain / own

@@ -1,7 +1,7 @@
-"""The look of each contender: a colour for light ground, one for dark, and a marker, the same in every chart.
+"""The look of each candidate: a colour for light ground, one for dark, and a marker, the same in every chart.
 
 The colours keep apart for colour-blind eyes as far as a dozen can, and markers tell what colours do not. A look depends
-on the contender's name alone, so a report and the plots of different runs can lie side by side.
+on the candidate's name alone, so a report and the plots of different runs can lie side by side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MARKERS", "Axis", "Look", "axis", "look", "round_values", "thinned"]
 
 
 class Look(NamedTuple):
-    """How a contender is drawn."""
+    """How a candidate is drawn."""
 
     light: str
     """The colour on light ground."""
@@ -57,12 +57,12 @@ FIXED = {
 SHADES = (0.0, 0.2, 0.4)
 
 
-def look(contender: str) -> Look:
-    """Return how a contender is drawn, wherever it is drawn."""
-    if contender in FIXED:
-        return FIXED[contender]
-    drawn = crc32(contender.encode())
-    family = contender.partition(":")[0]
+def look(candidate: str) -> Look:
+    """Return how a candidate is drawn, wherever it is drawn."""
+    if candidate in FIXED:
+        return FIXED[candidate]
+    drawn = crc32(candidate.encode())
+    family = candidate.partition(":")[0]
     light, dark = FAMILIES.get(family) or OTHERS[crc32(family.encode()) % len(OTHERS)]
     shade = SHADES[drawn % len(SHADES)]
     marker = list(MARKERS)[drawn // len(SHADES) % len(MARKERS)]

@@ -1,4 +1,4 @@
-"""The table of a run: a row for each contender, a column for each size, and everything measured in the cell."""
+"""The table of a run: a row for each candidate, a column for each size, and everything measured in the cell."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def figures(run: Run, kind: Callable[[str], str]) -> Markup:
     sizes = run.sizes()
     head = [tag("th", size_text(size), scope="col", data_size=size) for size in sizes]
     marked = {size: (best(run, size), best(run, size, exact=True)) for size in sizes}
-    lines = [_line(run, contender, marked, kind(contender)) for contender in run.contenders()]
+    lines = [_line(run, candidate, marked, kind(candidate)) for candidate in run.candidates()]
     table = tag(
         "table",
         tag("caption", f"Figures of {run_title(run)}"),
-        tag("thead", tag("tr", tag("th", "contender", scope="col"), *head)),
+        tag("thead", tag("tr", tag("th", "candidate", scope="col"), *head)),
         tag("tbody", *lines),
         class_="figures",
     )
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=f"Table of {run_title(run)}")
 
 
-def _line(run: Run, contender: str, marked: dict[int, tuple[Row | None, Row | None]], kind: str) -> Markup:
-    loss = Markup() if is_exact(contender) else tag("span", " lossy", class_="lossy")
-    name = tag("th", swatch(contender, kind), tag("span", contender, class_="contender"), loss, scope="row")
-    return tag("tr", name, *(_cell(run, run.row(contender, size), marked[size]) for size in marked))
+def _line(run: Run, candidate: str, marked: dict[int, tuple[Row | None, Row | None]], kind: str) -> Markup:
+    loss = Markup() if is_exact(candidate) else tag("span", " lossy", class_="lossy")
+    name = tag("th", swatch(candidate, kind), tag("span", candidate, class_="candidate"), loss, scope="row")
+    return tag("tr", name, *(_cell(run, run.row(candidate, size), marked[size]) for size in marked))
 
 
 def _cell(run: Run, row: Row | None, marked: tuple[Row | None, Row | None]) -> Markup:
@@ -71,7 +71,7 @@ def _beside(run: Run, row: Row) -> list[Markup]:
 def _details(run: Run, row: Row) -> str:
     """Say in a line what the cell has no room for."""
     parts = [
-        f"{row.contender}, {size_text(row.size)}",
+        f"{row.candidate}, {size_text(row.size)}",
         f"median {time_text(row.median_us)} of {len(row.times_us)}",
         f"average {time_text(row.average_us)}",
         f"90 % below {time_text(row.percentile(90))}",

@@ -34,29 +34,29 @@ def chosen_size(results: Results) -> int | None:
 
 
 def speeds(run: Run) -> dict[str, dict[int, dict[str, float]]]:
-    """Return for each base, size and own contender how many times as fast it is; wrong results are left out."""
+    """Return for each base, size and own candidate how many times as fast it is; wrong results are left out."""
     table: dict[str, dict[int, dict[str, float]]] = {base: {} for base in AGAINST}
     for row in run.rows:
-        for base in AGAINST if is_ours(row.contender) and not row.wrong else ():
+        for base in AGAINST if is_ours(row.candidate) and not row.wrong else ():
             gain = speed(run, row, run.row(base, row.size))
             if gain is not None:
-                table[base].setdefault(row.size, {})[row.contender] = float(f"{gain:.4g}")
+                table[base].setdefault(row.size, {})[row.candidate] = float(f"{gain:.4g}")
     return table
 
 
 def choices(results: Results) -> list[str]:
-    """Return our own contenders of all runs."""
-    return list(dict.fromkeys(name for run in results.runs for name in run.contenders() if is_ours(name)))
+    """Return our own candidates of all runs."""
+    return list(dict.fromkeys(name for run in results.runs for name in run.candidates() if is_ours(name)))
 
 
 def for_script(results: Results) -> dict[str, Any]:
-    """Return what the page's script needs to show other sizes and contenders."""
+    """Return what the page's script needs to show other sizes and candidates."""
     exact = [name for name in choices(results) if is_exact(name)]
     return {"runs": [speeds(run) for run in results.runs], "exact": exact, "steps": STEPS, "times": TIMES}
 
 
 def matrices(results: Results) -> Markup:
-    """Make the small tables, with the best of our contenders at the chosen size."""
+    """Make the small tables, with the best of our candidates at the chosen size."""
     size = chosen_size(results)
     groups: dict[tuple[str, ...], dict[tuple[str, str], int]] = {}
     for number, run in enumerate(results.runs):

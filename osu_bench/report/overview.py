@@ -25,7 +25,7 @@ NAMED = {
 SUMMED = ("median", "best", "worst", "over 5 % slower")
 PERCENT = "\N{NO-BREAK SPACE}%"
 SLOWER = 1 / 1.05
-"""Below this a contender counts as slower; less is noise."""
+"""Below this a candidate counts as slower; less is noise."""
 
 
 def headline(results: Results) -> Markup:
@@ -34,13 +34,13 @@ def headline(results: Results) -> Markup:
     cards = [_best(base, found) for base, found in against.items() if found]
     hardest = against["mpi-tuned"] or against["mpi"]
     if not hardest:
-        return tag("p", "Nothing to hold against mpi: it was not measured beside other contenders.", class_="none")
+        return tag("p", "Nothing to hold against mpi: it was not measured beside other candidates.", class_="none")
     return Markup(tag("div", *cards, _worst(hardest), class_="cards") + _honest(hardest))
 
 
 def _best(base: str, found: Sequence[Point]) -> Markup:
     first = max(found, key=_speed)
-    exact = max((point for point in found if is_exact(point.row.contender)), key=_speed, default=None)
+    exact = max((point for point in found if is_exact(point.row.candidate)), key=_speed, default=None)
     lines = [tag("p", *_where(first))]
     if exact is not None and exact is not first:
         lines.append(tag("p", tag("b", f"Without loss {factor_text(exact.speed)}: "), *_where(exact)))
@@ -50,7 +50,7 @@ def _best(base: str, found: Sequence[Point]) -> Markup:
 
 def _worst(found: Sequence[Point]) -> Markup:
     last = min(found, key=_speed)
-    base = NAMED.get(last.base.contender, last.base.contender)
+    base = NAMED.get(last.base.candidate, last.base.candidate)
     return _card(last.speed, f"as fast, where it does worst, as {base}", [tag("p", *_where(last))])
 
 
@@ -61,7 +61,7 @@ def _card(speed: float, said: str, lines: Iterable[Markup]) -> Markup:
 
 def _where(point: Point) -> tuple[str, ...]:
     """Say who was measured, and where."""
-    return tag("code", point.row.contender), *_figures(point)
+    return tag("code", point.row.candidate), *_figures(point)
 
 
 def _figures(point: Point) -> tuple[str, ...]:
@@ -69,14 +69,14 @@ def _figures(point: Point) -> tuple[str, ...]:
     own, other = figure(run, row) or 0.0, figure(run, point.base) or 0.0
     place = f"{run.benchmark} of {size_text(row.size)}, {run.data}, {network_text(run.network)}, {run.mpi}"
     less = "" if is_bandwidth(run) else f", {100 * abs(1 - own / other):.0f} % {'less' if own < other else 'more'} time"
-    loss = "" if is_exact(row.contender) else " (lossy)"
+    loss = "" if is_exact(row.candidate) else " (lossy)"
     against = f"{figure_text(run, own)} against {figure_text(run, other)}{less}"
     return f"{loss}: {against}. ", tag("a", place, href=f"#run-{point.number}"), "."
 
 
 def _honest(found: Sequence[Point]) -> Markup:
     """Say at how many places the library wins, and whether its own choice ever costs time."""
-    base = found[0].base.contender
+    base = found[0].base.candidate
     fastest: dict[tuple[int, int], float] = {}
     for point in found:
         place = (point.number, point.row.size)
@@ -84,10 +84,10 @@ def _honest(found: Sequence[Point]) -> Markup:
     slower = sum(speed < SLOWER for speed in fastest.values())
     faster = sum(speed > 1 / SLOWER for speed in fastest.values())
     said = (
-        f"Over all {len(fastest)} sizes and conditions, the best of our contenders is more than 5 % faster than {base}"
+        f"Over all {len(fastest)} sizes and conditions, the best of our candidates is more than 5 % faster than {base}"
         f" at {faster}, more than 5 % slower at {slower}, and about equal at {len(fastest) - faster - slower}."
     )
-    chosen = _chosen([point for point in found if point.row.contender == "auto"], base)
+    chosen = _chosen([point for point in found if point.row.candidate == "auto"], base)
     return tag("p", said.replace(" %", PERCENT), *chosen, class_="honest")
 
 
@@ -100,18 +100,18 @@ def _chosen(found: Sequence[Point], base: str) -> tuple[str, ...]:
 
 
 def summary(results: Results) -> Markup:
-    """Make the table of every contender in every benchmark: the usual, the best and the worst."""
+    """Make the table of every candidate in every benchmark: the usual, the best and the worst."""
     found = {base: _grouped(points(results, base)) for base in BASES[:2]}
     bases = [base for base, groups in found.items() if groups]
-    order = list(dict.fromkeys((run.benchmark, name) for run in results.runs for name in run.contenders()))
+    order = list(dict.fromkeys((run.benchmark, name) for run in results.runs for name in run.candidates()))
     if not bases:
         return Markup()
     compared = [key for key in order if any(key in found[base] for base in bases)]
     lines = [_line(key, [found[base].get(key, []) for base in bases]) for key in compared]
     groups = [tag("th", f"against {base}", scope="colgroup", colspan=len(SUMMED)) for base in bases]
-    top = tag("tr", *(tag("th", name, scope="col", rowspan=2) for name in ("benchmark", "contender")), *groups)
+    top = tag("tr", *(tag("th", name, scope="col", rowspan=2) for name in ("benchmark", "candidate")), *groups)
     below = tag("tr", *(tag("th", name, scope="col") for _ in bases for name in SUMMED))
-    caption = tag("caption", "How many times as fast our contenders are, over all sizes and conditions")
+    caption = tag("caption", "How many times as fast our candidates are, over all sizes and conditions")
     table = tag("table", caption, tag("thead", top, below), tag("tbody", *lines), class_="summary")
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Summary")
 
@@ -119,13 +119,13 @@ def summary(results: Results) -> Markup:
 def _grouped(found: Iterable[Point]) -> dict[tuple[str, str], list[Point]]:
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in found:
-        groups.setdefault((point.run.benchmark, point.row.contender), []).append(point)
+        groups.setdefault((point.run.benchmark, point.row.candidate), []).append(point)
     return groups
 
 
 def _line(key: tuple[str, str], of_bases: Iterable[Sequence[Point]]) -> Markup:
-    benchmark, contender = key
-    names = tag("td", benchmark), tag("th", contender, scope="row")
+    benchmark, candidate = key
+    names = tag("td", benchmark), tag("th", candidate, scope="row")
     return tag("tr", *names, *(cell for found in of_bases for cell in _summed(found)), data_benchmark=benchmark)
 
 

@@ -38,7 +38,7 @@ def page(results: Results) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", "osu_bench: report"),
-        tag("style", Markup(STYLE + _colours(_contenders(results)))),
+        tag("style", Markup(STYLE + _colours(_candidates(results)))),
     ]
     whole = tag("html", tag("head", *head), tag("body", *body), lang="en")
     return f"<!DOCTYPE html>\n{whole}\n"
@@ -106,7 +106,7 @@ def _networks(results: Results) -> Markup:
     form = tag(
         "form",
         tag("label", "size ", tag("select", *by_size, id="size")),
-        tag("label", "contender ", tag("select", *by_name, id="contender")),
+        tag("label", "candidate ", tag("select", *by_name, id="candidate")),
         class_="needs-script",
         hidden=True,
     )
@@ -124,7 +124,7 @@ def _runs(results: Results) -> list[Markup]:
     found = points(results, "mpi")
     spoken_of = max(found, key=lambda point: point.speed).number if found else 0
     some = len(results.runs) <= FEW
-    kind = _classes(_contenders(results))
+    kind = _classes(_candidates(results))
     return [_run(number, run, kind, some or number == spoken_of) for number, run in enumerate(results.runs)]
 
 
@@ -147,14 +147,14 @@ def _gist(run: Run) -> str:
     if winner is None or value is None:
         return "nothing right was measured" if run.rows else "nothing was measured"
     base = figure(run, run.row("mpi", size))
-    gain = "" if base is None or winner.contender == "mpi" else f", {factor_text(max(value / base, base / value))} mpi"
-    return f"{size_text(size)}: {winner.contender} {figure_text(run, value)}{gain}"
+    gain = "" if base is None or winner.candidate == "mpi" else f", {factor_text(max(value / base, base / value))} mpi"
+    return f"{size_text(size)}: {winner.candidate} {figure_text(run, value)}{gain}"
 
 
 def _legend(run: Run, kind: Callable[[str], str]) -> Markup:
-    """List the contenders as they lie at the largest size, the slowest first."""
+    """List the candidates as they lie at the largest size, the slowest first."""
     size = max(run.sizes())
-    values = {name: figure(run, run.row(name, size)) for name in run.contenders()}
+    values = {name: figure(run, run.row(name, size)) for name in run.candidates()}
     names = sorted(values, key=lambda name: -(values[name] or 0))
     items = [
         tag("li", swatch(name, kind(name)), tag("span", name), _value(run, values[name]), data_name=name)
@@ -187,17 +187,17 @@ def _conditions(results: Results) -> Markup:
     return join((tag("dl", *pairs), tag("p", note, class_="hint")))
 
 
-def _contenders(results: Results) -> list[str]:
-    return list(dict.fromkeys(name for run in results.runs for name in run.contenders()))
+def _candidates(results: Results) -> list[str]:
+    return list(dict.fromkeys(name for run in results.runs for name in run.candidates()))
 
 
-def _classes(contenders: list[str]) -> Callable[[str], str]:
-    return {name: f"c{number}" for number, name in enumerate(contenders)}.__getitem__
+def _classes(candidates: list[str]) -> Callable[[str], str]:
+    return {name: f"c{number}" for number, name in enumerate(candidates)}.__getitem__
 
 
-def _colours(contenders: list[str]) -> str:
-    """Return the colours of the contenders as rules of style, for both grounds."""
-    looks = [look(name) for name in contenders]
+def _colours(candidates: list[str]) -> str:
+    """Return the colours of the candidates as rules of style, for both grounds."""
+    looks = [look(name) for name in candidates]
     light = "".join(f".c{number}{{--c:{each.light}}}" for number, each in enumerate(looks))
     dark = "".join(f".c{number}{{--c:{each.dark}}}" for number, each in enumerate(looks))
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"

@@ -25,18 +25,18 @@ WIRE_NAME = "wire, uncompressed"
 DOTS_AN_INCH = 160
 MOST_SIZES, MOST_SIZES_OF_PANEL = 9, 5
 FEW = 5
-"""Up to so many contenders each have the limit of their own compressed bytes drawn; more would be a tangle."""
+"""Up to so many candidates each have the limit of their own compressed bytes drawn; more would be a tangle."""
 
 
 def plot(run: Run, path: Path | str) -> None:
-    """Draw time (or bandwidth) against size, a line for each contender and one for the limit of the wire."""
+    """Draw time (or bandwidth) against size, a line for each candidate and one for the limit of the wire."""
     drawing = new_figure(path, 8.5, 5.2)
-    contenders = run.contenders()
-    if not _values(run, contenders):
+    candidates = run.candidates()
+    if not _values(run, candidates):
         raise _empty(run_title(run))
     axes = drawing.add_subplot()
-    _lines(axes, run, contenders)
-    _scales(axes, [run], contenders, MOST_SIZES)
+    _lines(axes, run, candidates)
+    _scales(axes, [run], candidates, MOST_SIZES)
     axes.set_title(_text(run_title(run)), loc="left", fontsize=11, color=INK, wrap=True)
     axes.set_ylabel("bandwidth" if is_bandwidth(run) else "median time", color=FAINT)
     axes.set_xlabel("size of the message", color=FAINT)
@@ -48,19 +48,19 @@ def plot(run: Run, path: Path | str) -> None:
 def plot_grid(
     results: Results,
     path: Path | str,
-    contenders: Sequence[str],
+    candidates: Sequence[str],
     *,
     benchmark: str = "bcast",
     data: str = "weights",
     mpi: str | None = None,
 ) -> None:
-    """Draw a panel for each rate (across) and number of hosts (downwards), with some of the contenders.
+    """Draw a panel for each rate (across) and number of hosts (downwards), with some of the candidates.
 
     `mpi` chooses by the start of its name; without it the first that was measured is shown.
     """
     runs = _by_network(results, benchmark, data, mpi)
     hosts, rates = sorted({host for host, _ in runs}), sorted({rate for _, rate in runs})
-    shown = [run for run in runs.values() if _values(run, contenders)]
+    shown = [run for run in runs.values() if _values(run, candidates)]
     if not shown:
         raise _empty(f"{benchmark}, {data} on known networks")
     drawing = new_figure(path, 1.0 + 2.5 * len(rates), 1.3 + 2.1 * len(hosts))
@@ -71,8 +71,8 @@ def plot_grid(
     for (host, rate), axes in places:
         axes.set_title(f"{host} hosts, {rate_text(None if math.isinf(rate) else rate)}", fontsize=10, color=INK)
         if (host, rate) in runs:
-            _lines(axes, runs[host, rate], contenders)
-            _scales(axes, shown, contenders, MOST_SIZES_OF_PANEL)
+            _lines(axes, runs[host, rate], candidates)
+            _scales(axes, shown, candidates, MOST_SIZES_OF_PANEL)
         else:
             axes.set_axis_off()  # it was not measured
     handles, names = _by_last_value([axes for _, axes in places])
@@ -91,11 +91,11 @@ def _by_network(results: Results, benchmark: str, data: str, mpi: str | None) ->
     return {(run.network.hosts, run.network.rate or math.inf): run for run in alike if run.network}
 
 
-def _lines(axes: Any, run: Run, contenders: Sequence[str]) -> None:
+def _lines(axes: Any, run: Run, candidates: Sequence[str]) -> None:
     wire = [(size, value) for size in _sizes(run) if (value := plain_limit(run, size))]
     if wire:
         axes.plot(*zip(*wire, strict=True), color=WIRE, linestyle=(0, (5, 3)), linewidth=1.3, label=WIRE_NAME, zorder=4)
-    for name in contenders:
+    for name in candidates:
         drawn = look(name)
         rows = [run.row(name, size) for size in _sizes(run)]
         values = [figure(run, row) or math.nan for row in rows]
@@ -104,14 +104,14 @@ def _lines(axes: Any, run: Run, contenders: Sequence[str]) -> None:
         style = {"color": drawn.light, "marker": MARKERS[drawn.marker], "markersize": 5, "linewidth": 1.7}
         axes.plot(_sizes(run), values, label=_text(name), markeredgecolor=GROUND, markeredgewidth=0.6, **style)
         own = [(row.size, value) for row in rows if row and row.ratio not in (None, 1) and (value := limit(run, row))]
-        if own and is_ours(name) and len(contenders) <= FEW:
+        if own and is_ours(name) and len(candidates) <= FEW:
             dots = {"color": drawn.light, "linestyle": ":", "linewidth": 1.1}
             axes.plot(*zip(*own, strict=True), label=_text(f"wire, {name}"), **dots)
 
 
-def _scales(axes: Any, runs: Sequence[Run], contenders: Sequence[str], most: int) -> None:
+def _scales(axes: Any, runs: Sequence[Run], candidates: Sequence[str], most: int) -> None:
     sizes = thinned(sorted({size for run in runs for size in _sizes(run)}), most)
-    values = [value for run in runs for value in _values(run, contenders)]
+    values = [value for run in runs for value in _values(run, candidates)]
     limits = [value for run in runs for size in _sizes(run) if (value := plain_limit(run, size))]
     span = axis([*values, *limits], 0, 1, 1.25)
     ticks = round_values(span.low, span.high)
@@ -133,8 +133,8 @@ def _sizes(run: Run) -> list[int]:
     return [size for size in run.sizes() if size > 0]
 
 
-def _values(run: Run, contenders: Sequence[str]) -> list[float]:
-    rows = (run.row(name, size) for name in contenders for size in _sizes(run))
+def _values(run: Run, candidates: Sequence[str]) -> list[float]:
+    rows = (run.row(name, size) for name in candidates for size in _sizes(run))
     return [value for row in rows if (value := figure(run, row))]
 
 
@@ -178,5 +178,5 @@ def save_figure(drawing: Any, path: Path | str) -> None:
 
 
 def _empty(what: str) -> BufferSpecError:
-    remedy = "Measure at least one size above 0, and name contenders that were measured."
+    remedy = "Measure at least one size above 0, and name candidates that were measured."
     return BufferSpecError("plot", expected="something to draw", got=f"no figures of {what}", remedy=remedy)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from osu_bench.suite.collectives import Message
     from osu_bench.suite.data import Values
 
-__all__ = ["Channel", "Contender", "Traffic", "contender"]
+__all__ = ["Candidate", "Channel", "Traffic", "make_candidate"]
 
 PER_MESSAGE = "zfp:rate=8"
 LONG_SWEEP = 1 << 27
@@ -65,7 +65,7 @@ class Channel:
         return self._comm.Irecv(buffer, peer, tag, **self._options)
 
 
-class Contender:
+class Candidate:
     """One way to carry out collectives: MPI's own."""
 
     name = "mpi"
@@ -113,7 +113,7 @@ class Contender:
         """Free what was made; all ranks do."""
 
 
-class _Tuned(Contender):
+class _Tuned(Candidate):
     name = "mpi-tuned"
 
     def prepare(self, message: Message, timed: Callable[[Callable[[], object]], float]) -> None:
@@ -140,7 +140,7 @@ class _Tuned(Contender):
             self._tuned.close()
 
 
-class _Rival(Contender):
+class _Rival(Candidate):
     """Somebody else's collectives, on arrays in host memory, by their names in lower case."""
 
     def __init__(self, comm: MPI.Intracomm, name: str, methods: Any, codec: Codec | None = None) -> None:
@@ -179,7 +179,7 @@ class _Rival(Contender):
         self._methods.close()
 
 
-class _Ours(Contender):
+class _Ours(Candidate):
     """A Communicator with one codec."""
 
     def __init__(self, comm: MPI.Intracomm, name: str, chunk: int | None) -> None:
@@ -222,11 +222,11 @@ class _Ours(Contender):
         self._ours.Free()
 
 
-def contender(name: str, comm: MPI.Intracomm, chunk: int | None) -> Contender:
-    """Make the contender of a name; all ranks do."""
+def make_candidate(name: str, comm: MPI.Intracomm, chunk: int | None) -> Candidate:
+    """Make the candidate of a name; all ranks do."""
     kind, _, codec = name.partition(":")
     if name == "mpi":
-        return Contender(comm)
+        return Candidate(comm)
     if name == "mpi-tuned":
         return _Tuned(comm)
     if name == "gloo":
@@ -257,7 +257,7 @@ def _arguments(message: Message, *, plain: bool = False) -> tuple[Any, ...]:
     if plain and message.dtype.kind == "V":
         if message.collective.sums:
             raise SpecError(
-                "contender mpi",
+                "candidate mpi",
                 expected="elements that MPI can add",
                 got=str(message.dtype),
                 remedy="Choose other data or a type: -T mpi_float.",
@@ -291,4 +291,4 @@ def _sampled_error(codec: Codec, sample: np.ndarray[Any, Any]) -> float:
 
 
 def _cannot(name: str, what: str) -> SpecError:
-    return SpecError(f"contender {name}", expected="a collective that it has", got=what, remedy="Leave it out.")
+    return SpecError(f"candidate {name}", expected="a collective that it has", got=what, remedy="Leave it out.")

@@ -1,6 +1,6 @@
-"""The collectives that are measured: their buffers, what must be in them, and how much has to cross the wire.
+"""Benchmarks of collectives: their buffers and expected results, latency, and overlap with computation.
 
-Sizes are counted as the OSU benchmarks do: the message of a broadcast or a sum, and one rank's part of an exchange.
+Sizes are those of the OSU benchmarks: the message of a broadcast or reduction, one rank's block of an exchange.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mpi4py import MPI
 
 from osu_bench.suite.buffers import Memory
 from osu_bench.suite.flags import Defaults
-from osu_bench.suite.runner import Bench, carry_out
+from osu_bench.suite.runner import Bench, run_sizes
 from osu_bench.suite.table import Comparison, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from osu_bench.suite.candidates import Contender
+    from osu_bench.suite.candidates import Candidate
     from osu_bench.suite.data import Values
     from osu_bench.suite.flags import Flags
     from osu_bench.suite.results import Row
@@ -30,32 +31,32 @@ __all__ = ["COLLECTIVES", "DEFAULTS", "Collective", "Message", "barrier", "colle
 
 ROOT = 0
 NONE, ONE, ALL, SHARE = "none", "one", "all", "share"
-"""How long a buffer is: not there, the message, one message for each rank, this rank's share of a message."""
+"""Lengths of buffers: none, the message, one message per rank, this rank's share of the message."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One benchmark."""
+    """A collective: its method, its buffers, and the traffic that it needs."""
 
     name: str
     title: str
-    """What the OSU benchmarks call it."""
+    """Its name in the OSU benchmarks."""
     method: str
     send: str
     receive: str
     factor: Callable[[int], float]
-    """The bytes that have to leave or reach the busiest rank, of the largest buffer's, among n ranks."""
+    """Bytes that the busiest of n ranks sends or receives, as a fraction of the largest buffer."""
     sums: bool = False
     root_sends: bool = False
-    """Only the root has something to send."""
+    """Only the root sends."""
     root_receives: bool = False
 
     def total(self, size: int, ranks: int) -> int:
-        """Return the bytes of the largest buffer, from which bandwidth is computed."""
+        """Return the bytes of the largest buffer, which define bandwidth."""
         return size * ranks if ALL in (self.send, self.receive) else size
 
     def wire_bytes(self, size: int, ranks: int) -> float:
-        """Return the fewest bytes that the busiest rank sends or receives without compression."""
+        """Return the bytes that the busiest rank must send or receive without compression."""
         return self.factor(ranks) * self.total(size, ranks)
 
 
@@ -87,12 +88,12 @@ COLLECTIVES = {
 
 
 class Message:
-    """The buffers of one collective with one size on one rank."""
+    """The buffers of a collective of one size, on one rank."""
 
     def __init__(
         self, collective: Collective, size: int, rank: int, ranks: int, memory: Memory, values: Values
     ) -> None:
-        """Make the buffers; a size that is no multiple of an element is cut."""
+        """Allocate the buffers; the size is rounded down to whole elements."""
         self.collective, self.rank, self.ranks = collective, rank, ranks
         self.dtype, self.on_gpu = values.dtype, memory.on_gpu
         self._memory, self._values = memory, values
@@ -110,28 +111,28 @@ class Message:
         return self._memory.empty(count, self._values.dtype)
 
     def shares(self) -> list[int]:
-        """Return how many elements of a message each rank gets."""
+        """Return the number of elements in each rank's share of the message."""
         each, more = divmod(self.count, self.ranks)
         return [each + (rank < more) for rank in range(self.ranks)]
 
     @property
     def buffers(self) -> tuple[Any, ...]:
-        """The arguments of the method that are buffers."""
+        """The buffers, as the method takes them."""
         if self._in_place:
             return (self.receives,)
         return (self.sends, self.receives)
 
     def as_bytes(self, buffer: Any) -> Any:
-        """Return a buffer as bytes, for those who do not know its type."""
+        """Return a buffer as bytes, for libraries without its element type."""
         return self._memory.as_bytes(buffer)
 
     def host_buffers(self) -> tuple[Any, ...]:
-        """Return the buffers as numpy's arrays: themselves, if they are in host memory."""
+        """Return the buffers as numpy arrays, without a copy if they are in host memory."""
         return tuple(None if buffer is None else self._memory.host(buffer) for buffer in self.buffers)
 
     @contextmanager
     def staged(self) -> Iterator[Message]:
-        """Copy to the host for the length of the block, and back."""
+        """Provide copies in host memory within the block, and copy the result back."""
         copies = copy(self)
         copies._memory = Memory()
         copies.sends, copies.receives = (
@@ -153,7 +154,7 @@ class Message:
         self._memory.write(self.sends, host)
 
     def poison(self) -> None:
-        """Make sure that what is found afterwards was received just now."""
+        """Overwrite the receive buffer, so that only newly received data can be correct."""
         if self._in_place and self.rank == ROOT:
             host = np.empty(self.count, self._values.dtype)
             self._values.write(host, self._seed(ROOT))
@@ -162,42 +163,51 @@ class Message:
             self._memory.write(self.receives, np.full(len(self.receives), 77, self._values.dtype))
 
     def wrong(self, tolerance: float) -> int:
-        """Count the elements that are not what they should be."""
+        """Return the number of wrong elements."""
         if self.receives is None:
             return 0
         got = self._memory.host(self.receives)
         if self.collective.sums:
             first = sum(self.shares()[: self.rank]) if self.collective.receive == SHARE else 0
             return self._values.wrong_sum(got, range(self.ranks), first, tolerance)
-        wrong = self._values.wrong
+        return sum(self._values.wrong(block, seed, tolerance) for block, seed in self._received(got))
+
+    def max_error(self) -> float:
+        """Return the largest error of a received element; not for reductions."""
+        if self.receives is None:
+            return 0.0
+        got = self._memory.host(self.receives)
+        return max(self._values.max_error(block, seed) for block, seed in self._received(got))
+
+    def _received(self, got: Any) -> Iterator[tuple[Any, int]]:
+        """Iterate over the received blocks and the seeds of their expected values."""
         if self.collective.receive == ONE:
-            return wrong(got, self._seed(ROOT, 0 if self._in_place else self.rank), tolerance)
-        blocks = range(self.ranks)
+            yield got, self._seed(ROOT, 0 if self._in_place else self.rank)
+            return
         mine = self.rank if self.collective.send == ALL else 0
-        return sum(wrong(got[b * self.count : (b + 1) * self.count], self._seed(b, mine), tolerance) for b in blocks)
+        for block in range(self.ranks):
+            yield got[block * self.count : (block + 1) * self.count], self._seed(block, mine)
 
-
-# Collectives that return when they are done: latency, after each of which there is a barrier outside the timer.
 
 DEFAULTS = Defaults(largest=1 << 20, iterations=(1000, 100), warm_up=(100, 10))
 
 
 def collective(flags: Flags) -> int:
-    """Measure a collective."""
+    """Measure the latency of a blocking collective."""
     kind, bench = COLLECTIVES[flags.benchmark], Bench(flags)
     title = f"{bench.device} {kind.title} Latency"
     try:
-        return carry_out(bench, table(bench, title), sizes_of(bench, kind), lambda size: _measure(bench, kind, size))
+        return run_sizes(bench, table(bench, title), sizes_of(bench, kind), lambda size: _measure(bench, kind, size))
     finally:
         bench.close()
 
 
 def table(bench: Bench, title: str, style: str = "latency") -> Table | Comparison:
-    """Return the table that suits the number of contenders."""
+    """Return the table for one candidate, or for a comparison."""
     flags = bench.flags
-    if len(bench.contenders) == 1:
+    if len(bench.candidates) == 1:
         return Table(title, bench.values.type_name, style, flags)
-    names = [one.name for one in bench.contenders]
+    names = [one.name for one in bench.candidates]
     about = f"{title}, {bench.ranks} ranks, {bench.run.data} ({bench.run.dtype}): medians of the slowest rank"
     return Comparison(about, names, flags.columns or ["ratio"])
 
@@ -210,68 +220,74 @@ def sizes_of(bench: Bench, kind: Collective) -> list[int]:
 
 def _measure(bench: Bench, kind: Collective, size: int) -> list[Row]:
     message = Message(kind, size, bench.rank, bench.ranks, bench.memory, bench.values)
-    tolerances = {one.name: one.tolerance(bench.values, message) for one in bench.contenders}
+    tolerances = {one.name: one.tolerance(bench.values, message) for one in bench.candidates}
     message.poison()
-    for one in bench.contenders:
+    for one in bench.candidates:
+        bench.report(f"preparing {one.name}")
         one.prepare(message, bench.timed)
 
-    def turn(one: Contender) -> tuple[float, int]:
+    def iterate(one: Candidate) -> tuple[float, int]:
         message.poison()
         seconds = bench.timed(lambda: one.call(message))
         bench.comm.Barrier()
         return seconds, message.wrong(tolerances[one.name])
 
-    rows = bench.measure(size, turn)
-    for row in rows:
+    rows = bench.measure(size, iterate)
+    for one, row in zip(bench.candidates, rows, strict=True):
+        if tolerances[one.name] and not kind.sums:
+            row.extra["max_error"] = _max_error(bench, one, message)
         bench.set_bandwidth(row, kind.total(size, bench.ranks), kind.factor(bench.ranks))
     return rows
 
 
+def _max_error(bench: Bench, one: Candidate, message: Message) -> float:
+    """Return the largest error of a lossy candidate, from one more call."""
+    bench.report(f"measuring the error of {one.name}")
+    message.poison()
+    bench.timed(lambda: one.call(message))
+    return float(bench.comm.allreduce(message.max_error(), MPI.MAX))
+
+
 def barrier(flags: Flags) -> int:
-    """Measure a barrier, which has neither size nor data."""
+    """Measure the latency of a barrier, which has neither size nor data."""
     bench = Bench(flags)
     try:
         layout = table(bench, "MPI Barrier Latency")
         if isinstance(layout, Table):
             layout = Table("MPI Barrier Latency", "", "latency", flags, sized=False)
-        return carry_out(
+        return run_sizes(
             bench, layout, [0], lambda size: bench.measure(size, lambda one: (bench.timed(one.barrier), 0))
         )
     finally:
         bench.close()
 
 
-# Collectives that are started: how much of their time a rank can compute in.
-#
-# First alone, which is the pure communication time; then with a computation of that length between start and wait.
-
-
 def overlap(flags: Flags) -> int:
-    """Measure a collective that is started."""
+    """Measure a non-blocking collective: alone, then overlapped with a computation of the same length."""
     kind, bench = COLLECTIVES[flags.benchmark.removeprefix("i")], Bench(flags)
     layout = table(bench, f"{bench.device} Non-blocking {kind.title} Latency", "overlap")
     try:
-        return carry_out(bench, layout, sizes_of(bench, kind), lambda size: _nonblocking_measure(bench, kind, size))
+        return run_sizes(bench, layout, sizes_of(bench, kind), lambda size: _measure_overlap(bench, kind, size))
     finally:
         bench.close()
 
 
-def _nonblocking_measure(bench: Bench, kind: Collective, size: int) -> list[Row]:
+def _measure_overlap(bench: Bench, kind: Collective, size: int) -> list[Row]:
     message = Message(kind, size, bench.rank, bench.ranks, bench.memory, bench.values)
-    tolerances = {one.name: one.tolerance(bench.values, message) for one in bench.contenders}
-    for one in bench.contenders:
+    tolerances = {one.name: one.tolerance(bench.values, message) for one in bench.candidates}
+    for one in bench.candidates:
         one.prepare(message, bench.timed)
 
-    def pure(one: Contender) -> tuple[float, int]:
+    def pure(one: Candidate) -> tuple[float, int]:
         message.poison()
         seconds = bench.timed(lambda: one.start(message).Wait())
         return seconds, message.wrong(tolerances[one.name])
 
     alone = bench.measure(size, pure)
-    lengths = {row.contender: row.average_us / 1e6 for row in alone}
-    computed: dict[str, list[float]] = {one.name: [] for one in bench.contenders}
+    lengths = {row.candidate: row.average_us / 1e6 for row in alone}
+    computed: dict[str, list[float]] = {one.name: [] for one in bench.candidates}
 
-    def overlapped(one: Contender) -> tuple[float, int]:
+    def overlapped(one: Candidate) -> tuple[float, int]:
         message.poison()
         seconds = bench.timed(
             lambda: computed[one.name].append(_both(one, message, lengths[one.name], bench.flags.num_test_calls))
@@ -280,13 +296,13 @@ def _nonblocking_measure(bench: Bench, kind: Collective, size: int) -> list[Row]
 
     overall = bench.measure(size, overlapped)
     for row, both in zip(alone, overall, strict=True):
-        _combine(bench, row, both, float(np.mean(computed[row.contender])) * 1e6)
+        _combine(bench, row, both, float(np.mean(computed[row.candidate])) * 1e6)
         bench.set_bandwidth(row, kind.total(size, bench.ranks), kind.factor(bench.ranks))
     return alone
 
 
-def _both(one: Contender, message: Message, seconds: float, tests: int) -> float:
-    """Start, compute for so long, wait; return how long the computation alone took."""
+def _both(one: Candidate, message: Message, seconds: float, tests: int) -> float:
+    """Start the collective, compute for `seconds`, wait; return the seconds of the computation."""
     request = one.start(message)
     spent = 0.0
     for _ in range(tests + 1):
@@ -298,7 +314,7 @@ def _both(one: Contender, message: Message, seconds: float, tests: int) -> float
 
 
 def _compute(seconds: float) -> float:
-    """Keep this core busy with numbers for so long."""
+    """Keep this core busy for `seconds`; return the seconds spent."""
     numbers, start = _NUMBERS, perf_counter()
     while (spent := perf_counter() - start) < seconds:
         np.multiply(numbers, 1.0000001, out=numbers)
@@ -309,7 +325,7 @@ _NUMBERS: np.ndarray[Any, Any] = np.ones(4096)
 
 
 def _combine(bench: Bench, row: Row, both: Row, compute_us: float) -> None:
-    """Put pure, overall and computing time together, in the way of the OSU micro-benchmarks."""
+    """Compute the overlap as the OSU micro-benchmarks do."""
     compute_us = bench.comm.allreduce(compute_us) / bench.ranks
     row.wrong += both.wrong
     exposed = max(0.0, both.average_us - compute_us)

@@ -102,12 +102,17 @@ class Values:
 
     def write(self, array: Array, seed: int) -> None:
         """Fill a message."""
-        for piece, values in self._pieces(array, seed):
+        for piece, values in self._blocks(array, seed):
             piece[...] = values
 
     def wrong(self, array: Array, seed: int, tolerance: float = 0.0) -> int:
         """Count the elements that are not those of a message, bit for bit or by more than `tolerance`."""
-        return sum(differing(piece, values, tolerance) for piece, values in self._pieces(array, seed))
+        return sum(differing(piece, values, tolerance) for piece, values in self._blocks(array, seed))
+
+    def max_error(self, array: Array, seed: int) -> float:
+        """Return the largest absolute difference from a message."""
+        errors = (np.max(np.abs(block.astype(np.float64) - values)) for block, values in self._blocks(array, seed))
+        return float(max(errors))
 
     def wrong_sum(self, array: Array, seeds: range, first: int = 0, tolerance: float = 0.0) -> int:
         """Count the elements that are not the sums of these messages, from their element `first` on."""
@@ -136,7 +141,7 @@ class Values:
             total[done : done + some.size] += some.astype(np.float64)
             done += some.size
 
-    def _pieces(self, array: Array, seed: int) -> Iterator[tuple[Array, Array]]:
+    def _blocks(self, array: Array, seed: int) -> Iterator[tuple[Array, Array]]:
         done, start = 0, seed * STRIDE % self.pool.size
         while done < array.size:
             values = self.pool[start : start + array.size - done]

@@ -59,7 +59,7 @@ class Flags(argparse.Namespace):
     plot: str | None
 
     @property
-    def contenders(self) -> list[str]:
+    def candidates(self) -> list[str]:
         """The names of those who take part."""
         names = self.compare or [self.codec]
         ours = ("mpi", "mpi-tuned", "gloo")
@@ -129,7 +129,7 @@ def add_flags(parser: argparse.ArgumentParser, *, windows: bool, nonblocking: bo
 def _add_own(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("besides").add_argument
     add("--buffer", choices=sorted(buffers.KINDS), default="numpy", help="whose memory messages are in")
-    add("--codec", default="auto", help="a codec's spec, or another contender (auto)")
+    add("--codec", default="auto", help="a codec's spec, or another candidate (auto)")
     add("--compare", type=names, metavar="A,B,...", help="mpi, mpi-tuned, gloo, p2p:CODEC, p2p-chain:CODEC, codecs")
     add("--step", type=_at_least(2), default=2, metavar="N", help="how many times larger the next size is (2)")
     add("--seconds", type=float, metavar="S", help="stop repeating a size after so long")

@@ -10,12 +10,12 @@ from mpi4py import MPI
 from mpi_gpucomp.errors import SpecError
 from osu_bench.suite.collectives import table
 from osu_bench.suite.flags import Defaults
-from osu_bench.suite.runner import Bench, carry_out
+from osu_bench.suite.runner import Bench, run_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from osu_bench.suite.candidates import Channel, Contender
+    from osu_bench.suite.candidates import Candidate, Channel
     from osu_bench.suite.flags import Flags
     from osu_bench.suite.results import Row
 
@@ -80,7 +80,7 @@ def _carry_out(
     def measure(size: int) -> list[Row]:
         pair = _Pair(bench, size, pairs)
 
-        def turn(one: Contender) -> tuple[float, int]:
+        def turn(one: Candidate) -> tuple[float, int]:
             channel = one.channel()
             seconds = bench.timed(lambda: transfer(channel, pair, window) if pair.active else None)
             received = pair.active and (receives_all or not pair.first)
@@ -93,7 +93,7 @@ def _carry_out(
 
     try:
         layout = table(bench, f"{bench.device} {title}", style)
-        return carry_out(bench, layout, flags.sizes(bench.values.dtype.itemsize, 2), measure)
+        return run_sizes(bench, layout, flags.sizes(bench.values.dtype.itemsize, 2), measure)
     finally:
         bench.close()
 

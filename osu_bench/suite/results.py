@@ -1,4 +1,4 @@
-"""What was measured, as data: one row for a contender and size, the runs that rows belong to, and the machine.
+"""What was measured, as data: one row for a candidate and size, the runs that rows belong to, and the machine.
 
 A file holds any number of runs, so that those of several networks and MPIs can stand side by side in one report.
 """
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Network", "Results", "Row", "Run", "load", "machine", "merge", "row_of"]
 
 FORMAT = "osu_bench results"
-VERSION = 1
+VERSION, READABLE = 2, (1, 2)
+"""Version 1 calls a candidate `contender`."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class Network:
 
 @dataclass
 class Row:
-    """The measurements of one contender with one size."""
+    """The measurements of one candidate with one size."""
 
     size: int
     """Bytes of the message, as the OSU benchmarks count them."""
-    contender: str
+    candidate: str
     times_us: list[float]
     """For each iteration the microseconds of the slowest rank."""
     average_us: float
@@ -71,7 +72,7 @@ class Row:
 
     @property
     def median_us(self) -> float:
-        """The figure that contenders are compared by."""
+        """The figure that candidates are compared by."""
         return median(self.times_us)
 
     def percentile(self, percent: int) -> float:
@@ -99,13 +100,13 @@ class Run:
         """Return the sizes, in order."""
         return sorted({row.size for row in self.rows})
 
-    def contenders(self) -> list[str]:
-        """Return the contenders, in the order in which they were named."""
-        return list(dict.fromkeys(row.contender for row in self.rows))
+    def candidates(self) -> list[str]:
+        """Return the candidates, in the order in which they were named."""
+        return list(dict.fromkeys(row.candidate for row in self.rows))
 
-    def row(self, contender: str, size: int) -> Row | None:
-        """Return the row of a contender and size, if it was measured."""
-        return next((row for row in self.rows if row.contender == contender and row.size == size), None)
+    def row(self, candidate: str, size: int) -> Row | None:
+        """Return the row of a candidate and size, if it was measured."""
+        return next((row for row in self.rows if row.candidate == candidate and row.size == size), None)
 
 
 @dataclass
@@ -147,19 +148,58 @@ def load(path: Path | str) -> Results:
     """Read a file that `save` has written."""
     try:
         content = json.loads(Path(path).read_text())
-        if (content["format"], content["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"format {content['format']!r}, version {content['version']}")
-        return Results([_run(run) for run in content["runs"]], content["machine"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        got = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        remedy = "Make one with `osu_bench NAME --json FILE`."
+        return _results(content)
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        remedy = "Create one with `osu_bench NAME --json FILE`."
         raise BufferSpecError(f"file {path}", expected="results of osu_bench", got=got, remedy=remedy) from error
 
 
-def _run(content: dict[str, Any]) -> Run:
-    network = content.pop("network")
-    rows = [Row(**row) for row in content.pop("rows")]
-    return Run(**content, network=Network(**network) if network else None, rows=rows)
+def _results(content: Any) -> Results:
+    """Validate the content of a file; a ValueError names the first entry that is wrong."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"JSON without format {FORMAT!r}")
+    if content.get("version") not in READABLE:
+        raise ValueError(f"version {content.get('version')!r} instead of {VERSION}")
+    machine = _entry(content, "machine", dict, "file")
+    runs = _entry(content, "runs", list, "file")
+    return Results([_run(run, f"run {number}") for number, run in enumerate(runs)], machine)
+
+
+def _entry(content: Any, name: str, kind: type, where: str) -> Any:
+    value = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(value, kind):
+        raise ValueError(f"{where} without {name} ({kind.__name__})")
+    return value
+
+
+def _run(content: Any, where: str) -> Run:
+    rows = [_row(row, f"{where}, row {number}") for number, row in enumerate(_entry(content, "rows", list, where))]
+    network = content.get("network")
+    known = {name: value for name, value in content.items() if name not in ("network", "rows")}
+    found: Run = _made(Run, known, where)
+    found.network = _made(Network, network, f"{where}, network") if network else None
+    found.rows = rows
+    return found
+
+
+def _row(content: Any, where: str) -> Row:
+    if isinstance(content, dict) and "contender" in content:
+        content = {("candidate" if name == "contender" else name): value for name, value in content.items()}
+    row: Row = _made(Row, content, where)
+    times = row.times_us
+    if not isinstance(times, list) or not times or not all(isinstance(time, (int, float)) for time in times):
+        raise ValueError(f"{where} without times_us (a list of numbers)")
+    if not isinstance(row.size, int) or not isinstance(row.candidate, str):
+        raise ValueError(f"{where} without size (int) and candidate (str)")
+    return row
+
+
+def _made(kind: type[Any], content: Any, where: str) -> Any:
+    try:
+        return kind(**content)
+    except TypeError as error:
+        raise ValueError(f"{where}: {str(error).partition('() ')[2] or error}") from None
 
 
 def merge(several: Sequence[Results]) -> Results:
@@ -190,8 +230,8 @@ def _processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-def row_of(size: int, contender: str, by_iteration: Sequence[Sequence[float]], **measured: Any) -> Row:
+def row_of(size: int, candidate: str, by_iteration: Sequence[Sequence[float]], **measured: Any) -> Row:
     """Make a row of the microseconds of each iteration on each rank."""
     of_ranks = [mean(times) for times in zip(*by_iteration, strict=True)]
     slowest = [max(times) for times in by_iteration]
-    return Row(size, contender, slowest, mean(of_ranks), min(of_ranks), max(of_ranks), **measured)
+    return Row(size, candidate, slowest, mean(of_ranks), min(of_ranks), max(of_ranks), **measured)

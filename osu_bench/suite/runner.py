@@ -1,4 +1,4 @@
-"""What all benchmarks share: the ranks, their memory, and contenders that take turns."""
+"""The runner of all benchmarks: it lets candidates alternate, times and verifies them, and prints the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp.cli.output import Progress
 from osu_bench.suite.buffers import memory
-from osu_bench.suite.candidates import contender
+from osu_bench.suite.candidates import make_candidate
 from osu_bench.suite.data import Values
 from osu_bench.suite.results import Network, Results, Row, Run, load, machine, row_of
 from osu_bench.suite.table import bars
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from osu_bench.suite.candidates import Contender
+    from osu_bench.suite.candidates import Candidate
     from osu_bench.suite.flags import Flags
     from osu_bench.suite.table import Comparison, Table
 
-__all__ = ["Bench", "carry_out"]
+__all__ = ["NETWORK", "Bench", "run_sizes"]
 
 NETWORK = "OSU_BENCH_NETWORK"
-"""The environment variable by which whoever has made the network says what it is."""
-
-
-FEWEST = 3
-"""Iterations that are made however long they take: a single one may have met something else."""
+"""Environment variable that describes the network between the ranks, as JSON."""
+PROGRESS = "OSU_BENCH_PROGRESS"
+"""Environment variable that makes rank 0 report progress on standard error, one line per step."""
+LEAST_ITERATIONS = 3
+"""Iterations that are made even when the time limit has passed, so that a median exists."""
 
 
 class Bench:
     """One benchmark on all ranks."""
 
     def __init__(self, flags: Flags) -> None:
-        """Make memory, data and contenders; all ranks do."""
+        """Create memory, data and candidates; collective."""
         self.flags, self.comm = flags, MPI.COMM_WORLD.Dup()
         self.rank, self.ranks = self.comm.rank, self.comm.size
         self.memory = memory("cupy" if flags.accelerator else flags.buffer, self.comm)
         self.values = Values(flags.data, flags.type)
-        self.contenders = [contender(name, self.comm, flags.chunk) for name in flags.contenders]
+        self.candidates = [make_candidate(name, self.comm, flags.chunk) for name in flags.candidates]
         self.run = self._describe()
         self._size, self._times = 0, dict[str, list[float]]()
 
     def _describe(self) -> Run:
-        flags, said = self.flags, os.environ.get(NETWORK)
+        flags, network = self.flags, os.environ.get(NETWORK)
         return Run(
             flags.benchmark,
             self.ranks,
@@ -65,17 +65,17 @@ class Bench:
             data=Path(flags.data).name,
             dtype=str(self.values.dtype),
             buffer=self.memory.name,
-            network=Network(**json.loads(said)) if said else None,
+            network=Network(**json.loads(network)) if network else None,
             options={"chunk": flags.chunk, "algorithm": flags.algorithm},
         )
 
     @property
     def device(self) -> str:
-        """What the OSU benchmarks put behind MPI in their titles."""
+        """The prefix of titles, as in the OSU benchmarks."""
         return "MPI-CUDA" if self.memory.on_gpu else "MPI"
 
     def timed(self, call: Callable[[], object]) -> float:
-        """Run something on all ranks at once; return the seconds that it took here."""
+        """Run a call on all ranks, after a barrier; return this rank's seconds."""
         self.memory.synchronise()
         self.comm.Barrier()
         start = perf_counter()
@@ -83,85 +83,89 @@ class Bench:
         self.memory.synchronise()
         return perf_counter() - start
 
-    def measure(self, size: int, turn: Callable[[Contender], tuple[float, int]]) -> list[Row]:
-        """Let the contenders take turns; `turn` returns the seconds and the wrong elements of one, on this rank."""
+    def measure(self, size: int, iterate: Callable[[Candidate], tuple[float, int]]) -> list[Row]:
+        """Let the candidates alternate; `iterate` returns this rank's seconds and wrong elements of one call."""
         warm_up, iterations = self.flags.repeats(size)
-        self._size, self._times = size, {one.name: [] for one in self.contenders}
+        self._size, self._times = size, {one.name: [] for one in self.candidates}
         wrong = dict.fromkeys(self._times, 0)
         wires = dict.fromkeys(self._times, 0)
         start = perf_counter()
         for number in range(warm_up + iterations):
-            if number >= warm_up + FEWEST and self._late(start):
+            if number >= warm_up + LEAST_ITERATIONS and self._late(start):
                 break
-            # In another order each time, the same on all ranks: nobody always comes behind the same one, which may have
-            # left the wire's buffers full or a thread at work.
-            for one in Random(number).sample(self.contenders, len(self.contenders)):
+            # The order changes with each round, equally on all ranks, because a candidate may leave full socket buffers
+            # or a busy thread to the next one.
+            for one in Random(number).sample(self.candidates, len(self.candidates)):
+                self.report(f"{one.name}, round {max(0, number - warm_up) + 1}" if number >= warm_up else "warm-up")
                 before = one.traffic()
-                seconds, errors = turn(one)
+                seconds, errors = iterate(one)
                 wrong[one.name] += errors
                 wires[one.name] = _busiest(before, one.traffic())
                 if number >= warm_up:
                     self._times[one.name].append(seconds * 1e6)
-        return [self._row(size, one, wrong[one.name], wires[one.name]) for one in self.contenders]
+        return [self._row(size, one, wrong[one.name], wires[one.name]) for one in self.candidates]
+
+    def report(self, step: str) -> None:
+        """Report progress to the parent process, if it asked for it."""
+        if self.rank == 0 and os.environ.get(PROGRESS):
+            print(f"@progress {json.dumps(step)}", file=sys.stderr, flush=True)
 
     def _late(self, start: float) -> bool:
-        """Say whether the time for a size is over, as rank 0 sees it."""
+        """Return True if the time limit of a size has passed on rank 0."""
         limit = self.flags.seconds
         return limit is not None and bool(self.comm.bcast(perf_counter() - start > limit))
 
-    def _row(self, size: int, one: Contender, wrong: int, wire: int) -> Row:
-        everyone = self.comm.allgather(self._times[one.name])
+    def _row(self, size: int, one: Candidate, wrong: int, wire: int) -> Row:
+        all_ranks = self.comm.allgather(self._times[one.name])
         return row_of(
             size,
             one.name,
-            list(zip(*everyone, strict=True)),
+            list(zip(*all_ranks, strict=True)),
             wrong=self.comm.allreduce(wrong),
             wire_bytes=self.comm.allreduce(wire, MPI.MAX) or None,
             note=one.note,
         )
 
     def set_bandwidth(self, row: Row, total: int, factor: float) -> None:
-        """Add bandwidths as nccl-tests count them, and what the wire alone would take."""
+        """Set the bandwidths, as nccl-tests define them, and the time at the network's rate."""
         row.algbw = total / row.average_us / 1e3
         row.busbw = row.algbw * factor
-        plain = factor * total
+        raw = factor * total
         if row.wire_bytes:
-            row.ratio = plain / row.wire_bytes
+            row.ratio = raw / row.wire_bytes
         if self.run.network is not None and self.run.network.rate:
-            row.limit_us = (row.wire_bytes or plain) * 8e6 / self.run.network.rate
+            row.limit_us = (row.wire_bytes or raw) * 8e6 / self.run.network.rate
 
     def so_far(self) -> str:
-        """Say what has been measured of the size at hand, by this rank's own times."""
+        """Summarise what has been measured of the current size, by this rank's times."""
         some = (f"{name} {median(times):.2f} us ({len(times)})" for name, times in self._times.items() if times)
         return f"{self._size} bytes, medians and iterations: {', '.join(some) or 'nothing yet'}"
 
     def close(self) -> None:
-        """Free what was made; all ranks do."""
-        for one in self.contenders:
+        """Free the candidates and the communicator; collective."""
+        for one in self.candidates:
             one.close()
         self.comm.Free()
 
 
 def _busiest(before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:
-    """Return what was sent or what was received, whichever is more."""
+    """Return the larger of the bytes sent and the bytes received."""
     if before is None or after is None:
         return 0
     return max(now - then for now, then in zip(after, before, strict=True))
 
 
-# Where measurements go: a line for each size as it comes, files, and what there is when somebody interrupts.
-
 INTERRUPTED = 130
 GRACE = 1.0
-"""Seconds that the other ranks leave the first one to tell how far it came."""
+"""Seconds that other ranks leave rank 0 to print a summary after an interrupt."""
 
 
-def carry_out(
+def run_sizes(
     bench: Bench, table: Table | Comparison, sizes: Sequence[int], measure: Callable[[int], list[Row]]
 ) -> int:
-    """Measure every size; print and keep each as it comes. Return the exit code: 1 once a result is wrong."""
+    """Measure every size, printing and saving each at once; return the exit code, 1 as soon as a result is wrong."""
     output = _Output(bench, table)
-    with _Interrupts(output.tell_rest if bench.rank == 0 else None), _bar(bench.rank, len(sizes)) as bar:
+    with _Interrupts(output.summarise if bench.rank == 0 else None), _bar(bench.rank, len(sizes)) as bar:
         for size in sizes:
             bar.start(f"{size} bytes")
             rows = measure(size)
@@ -174,7 +178,7 @@ def carry_out(
 
 
 class _Output:
-    """What rank 0 prints and writes; the other ranks' do nothing."""
+    """Prints and writes results on rank 0; does nothing on other ranks."""
 
     def __init__(self, bench: Bench, table: Table | Comparison) -> None:
         self._bench, self._table, self._flags = bench, table, bench.flags
@@ -185,21 +189,21 @@ class _Output:
             print(table.header(), flush=True)
 
     def add(self, rows: list[Row]) -> None:
-        """Print a line, and bring the files up to date."""
+        """Print the rows of a size and update the files."""
         self._bench.run.rows += rows
         if self._silent:
             return
         print(self._table.line(rows), flush=True)
         for row in rows:
             if row.wrong:
-                print(f"{row.contender}: {row.wrong} elements of {row.size} bytes are wrong", file=sys.stderr)
+                print(f"{row.candidate}: {row.wrong} wrong elements in messages of {row.size} bytes", file=sys.stderr)
         if self._flags.json:
             Results([*self._earlier, self._bench.run], machine()).save(self._flags.json)
         if self._flags.csv:
             Results([self._bench.run]).save_csv(self._flags.csv)
 
     def draw(self) -> None:
-        """Plot what was measured, where that was asked for."""
+        """Draw the plots that were requested."""
         if self._silent:
             return
         name = f"osu_{self._bench.run.benchmark}"
@@ -214,22 +218,22 @@ class _Output:
         if "tty" in self._flags.graph:
             print(bars(self._bench.run.rows), flush=True)
 
-    def tell_rest(self) -> None:
-        """Say how far it came."""
+    def summarise(self) -> None:
+        """Print what was measured before an interrupt."""
         print(
             f"\n# interrupted: {len(self._bench.run.sizes())} sizes measured; then {self._bench.so_far()}", flush=True
         )
 
 
 class _Interrupts:
-    """Ends this rank on SIGINT and SIGTERM, whatever it is doing, after telling how far it came.
+    """Ends this rank on SIGINT and SIGTERM, after rank 0 has printed a summary.
 
-    Python runs signal handlers between its own instructions, and a rank inside MPI may never come back to those once
-    its peers are gone; so a thread waits for the signals.
+    A thread waits for the signals: Python runs handlers between its own instructions, and a rank inside MPI may never
+    return to those once its peers are gone.
     """
 
-    def __init__(self, tell: Callable[[], None] | None) -> None:
-        self._tell = tell
+    def __init__(self, summarise: Callable[[], None] | None) -> None:
+        self._summarise = summarise
 
     def __enter__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -250,10 +254,10 @@ class _Interrupts:
         with self._reader:
             if not self._reader.recv(1):
                 return
-        if self._tell is not None:
-            self._tell()
+        if self._summarise is not None:
+            self._summarise()
         else:
-            time.sleep(GRACE)  # a launcher ends the others as soon as one is gone, also the one that still has to tell
+            time.sleep(GRACE)  # the launcher ends all ranks once one has exited
         os._exit(INTERRUPTED)
 
 
@@ -262,10 +266,10 @@ def _bar(rank: int, steps: int) -> Progress:
 
 
 def _terminal() -> TextIO:
-    """Return where a person watches: standard error, or the terminal that mpirun was started from."""
+    """Return standard error, or the terminal that mpirun was started from if it is in the foreground."""
     if not sys.stderr.isatty():
         with suppress(OSError):
             terminal = open("/dev/tty", "w")  # noqa: SIM115
-            if os.tcgetpgrp(terminal.fileno()) == os.getpgid(os.getppid()):  # and nobody put it into the background
+            if os.tcgetpgrp(terminal.fileno()) == os.getpgid(os.getppid()):
                 return terminal
     return sys.stderr

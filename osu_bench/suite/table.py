@@ -91,17 +91,17 @@ def bars(rows: Sequence[Row]) -> str:
     """Draw the medians as bars, by their logarithms, for a terminal."""
     times = [row.median_us for row in rows]
     least, most = math.log(min(times)), math.log(max(times))
-    width = max(len(row.contender) for row in rows)
+    width = max(len(row.candidate) for row in rows)
     lengths = [1 + round((BAR - 1) * (math.log(time) - least) / ((most - least) or 1)) for time in times]
     lines = (
-        f"{row.size:<10d}{row.contender:<{width}s}  {'#' * length:<{BAR}s} {row.median_us:.2f}"
+        f"{row.size:<10d}{row.candidate:<{width}s}  {'#' * length:<{BAR}s} {row.median_us:.2f}"
         for row, length in zip(rows, lengths, strict=True)
     )
     return "\n".join(["", "# Median latency (us), logarithmic", *lines])
 
 
 class Table:
-    """One contender: the format of the OSU micro-benchmarks, with our columns, if asked for, behind theirs."""
+    """One candidate: the format of the OSU micro-benchmarks, with our columns, if asked for, behind theirs."""
 
     def __init__(self, title: str, type_name: str, style: str, flags: Flags, *, sized: bool = True) -> None:
         """Lay out the columns; `sized` is False for a barrier, which has no size."""
@@ -129,19 +129,19 @@ class Table:
 
 
 class Comparison:
-    """Several contenders, a line for each: its median, how many times the first one's that is, and further columns."""
+    """Several candidates, a line for each: its median, how many times the first one's that is, and further columns."""
 
     def __init__(self, title: str, names: Sequence[str], columns: Sequence[str]) -> None:
-        """Give contenders room for their names."""
+        """Give candidates room for their names."""
         self._title, self._lead = title, names[0]
-        self._width = max(len("Contender"), *map(len, names)) + 2
+        self._width = max(len("Candidate"), *map(len, names)) + 2
         self._extra = [OWN[name] for name in columns]
 
     def header(self) -> str:
         """Return the lines above the rows."""
         labels = [f"/ {self._lead}", *(label for label, _ in self._extra)]
         cells = "".join(f"{label:>16s}" for label in ("Median(us)", *labels))
-        return f"\n# {self._title}\n{'# Size':<12s}{'Contender':<{self._width}s}{cells}"
+        return f"\n# {self._title}\n{'# Size':<12s}{'Candidate':<{self._width}s}{cells}"
 
     def line(self, rows: Sequence[Row]) -> str:
         """Return the lines of a size."""
@@ -150,4 +150,4 @@ class Comparison:
 
     def _one(self, row: Row, versus: float) -> str:
         cells = [f"{row.median_us:.2f}", f"{versus:.3f}", *(cell(row) for _, cell in self._extra)]
-        return f"{row.size:<12d}{row.contender:<{self._width}s}" + "".join(f"{cell:>16s}" for cell in cells)
+        return f"{row.size:<12d}{row.candidate:<{self._width}s}" + "".join(f"{cell:>16s}" for cell in cells)

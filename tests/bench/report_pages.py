@@ -56,8 +56,8 @@ class Element:
         self.tag, self.attributes, self.above, self.text = tag, attributes, above, ""
 
 
-def row(size: int, contender: str, us: float, **known: object) -> Row:
-    return Row(size, contender, [us, us * 0.9, us * 1.1], us, us, us, **known)  # type: ignore[arg-type]
+def row(size: int, candidate: str, us: float, **known: object) -> Row:
+    return Row(size, candidate, [us, us * 0.9, us * 1.1], us, us, us, **known)  # type: ignore[arg-type]
 
 
 def a_run(benchmark: str = "bcast", **known: object) -> Run:
@@ -77,13 +77,13 @@ def page_of(*runs: Run) -> Page:
 
 
 def cells(page: Page, number: int) -> dict[tuple[str, int], Element]:
-    """Return the cells of a run's table by contender and size."""
+    """Return the cells of a run's table by candidate and size."""
     table = page.find("table", page.run(number), class_="figures")[0]
     sizes = [
         int(head.attributes["data-size"] or "") for head in page.find("th", table) if "data-size" in head.attributes
     ]
     found: dict[tuple[str, int], Element] = {}
     for line in page.find("tr", page.find("tbody", table)[0]):
-        name = page.find("span", line, class_="contender")[0].text
+        name = page.find("span", line, class_="candidate")[0].text
         found |= {(name, size): cell for size, cell in zip(sizes, page.find("td", line), strict=True)}
     return found

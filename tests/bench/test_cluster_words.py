@@ -12,7 +12,7 @@ from cluster_machine import ENVIRONMENT
 
 from mpi_gpucomp.errors import DeviceError, SpecError
 from osu_bench.cluster import Cluster, ClusterError
-from osu_bench.cluster.network import Rate, rate_label, parse_rate, shaping
+from osu_bench.cluster.network import Rate, parse_rate, rate_label, shaping
 from osu_bench.cluster.plan import Plan
 from osu_bench.cluster.system import PACKAGES, check
 from osu_bench.launcher import MPICH, OPEN_MPI, Launcher, find

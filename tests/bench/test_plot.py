@@ -45,7 +45,7 @@ def test_the_suffix_decides_the_kind(tmp_path: Path, suffix: str, begins: bytes)
 
 
 @with_matplotlib
-def test_every_contender_and_the_limits_are_drawn_and_named(tmp_path: Path) -> None:
+def test_every_candidate_and_the_limits_are_drawn_and_named(tmp_path: Path) -> None:
     plot(a_run(), tmp_path / "out.svg")
     words = words_of(tmp_path / "out.svg")
     assert "bcast, weights, 4 hosts, 1 Gbit/s, Open MPI 5" in words
@@ -68,7 +68,7 @@ def test_bandwidth_is_drawn_as_bandwidth(tmp_path: Path) -> None:
 def test_gaps_odd_names_and_an_unknown_network_do_no_harm(tmp_path: Path) -> None:
     run = a_run(data="$x^{_y$ & <b>")
     run.network = None
-    run.rows = [row for row in run.rows if (row.contender, row.size) != ("none", 4 * MB)]
+    run.rows = [row for row in run.rows if (row.candidate, row.size) != ("none", 4 * MB)]
     run.rows += [Row(0, "mpi", [5.0], 5.0, 5.0, 5.0), Row(MB, "_$odd", [5.0], 5.0, 5.0, 5.0)]
     plot(run, tmp_path / "out.svg")
     assert "wire, uncompressed" not in words_of(tmp_path / "out.svg")
@@ -115,7 +115,7 @@ def test_other_suffixes_are_refused() -> None:
 
 @with_matplotlib
 def test_what_cannot_be_drawn_or_written_is_said(tmp_path: Path) -> None:
-    remedy = "Measure at least one size above 0, and name contenders that were measured."
+    remedy = "Measure at least one size above 0, and name candidates that were measured."
     said = (
         f"plot: expected something to draw, got no figures of bcast, weights, network unknown, 4 ranks, MPI. {remedy}"
     )

@@ -21,12 +21,12 @@ def test_every_figure_of_the_data_is_in_the_table_of_its_run() -> None:
     run = a_run()
     page = page_of(run)
     found = cells(page, 0)
-    assert set(found) == {(each.contender, each.size) for each in run.rows}
+    assert set(found) == {(each.candidate, each.size) for each in run.rows}
     for each in run.rows:
-        cell = found[each.contender, each.size]
+        cell = found[each.candidate, each.size]
         assert page.find("b", cell)[0].text == time_text(each.median_us)
         assert float(cell.attributes["data-value"] or "") == pytest.approx(each.median_us, rel=1e-5)
-    assert [page.find("span", found[name, MB])[0].text for name in run.contenders()] == [
+    assert [page.find("span", found[name, MB])[0].text for name in run.candidates()] == [
         "1.00x",
         "2.00x",
         "4.00x",
@@ -58,7 +58,7 @@ def test_the_headline_says_the_best_and_the_worst() -> None:
         "0.25xas fast, where it does worst, as MPI's best algorithm (mpi-tuned)split: 21.0 ms"
     )
     assert page.find("p", class_="honest")[0].text.replace("\N{NO-BREAK SPACE}", " ") == (
-        "Over all 3 sizes and conditions, the best of our contenders is more than 5 % faster than mpi-tuned at 3,"
+        "Over all 3 sizes and conditions, the best of our candidates is more than 5 % faster than mpi-tuned at 3,"
         " more than 5 % slower at 0, and about equal at 0."
     )
 
@@ -89,7 +89,7 @@ def test_the_summary_counts_over_all_runs() -> None:
 
 def test_a_wrong_result_is_red_and_never_the_best() -> None:
     run = a_run()
-    run.rows = [replace(each, wrong=7 if each.contender == "zfp:rate=8" else 0) for each in run.rows]
+    run.rows = [replace(each, wrong=7 if each.candidate == "zfp:rate=8" else 0) for each in run.rows]
     page = page_of(run)
     found = cells(page, 0)
     assert found["zfp:rate=8", MB].attributes["class"] == "wrong"
@@ -100,11 +100,11 @@ def test_a_wrong_result_is_red_and_never_the_best() -> None:
     assert page.find("td", class_="shade")[0].text == "0.50x0.25x"
 
 
-def test_a_contender_that_is_missing_at_some_sizes_leaves_a_gap() -> None:
+def test_a_candidate_that_is_missing_at_some_sizes_leaves_a_gap() -> None:
     run = a_run()
     sizes = [MB << power for power in range(5)]
     run.rows = [row(size, name, size / 100) for name in ("mpi", "none") for size in sizes]
-    run.rows = [each for each in run.rows if (each.contender, each.size) != ("none", 4 * MB)]
+    run.rows = [each for each in run.rows if (each.candidate, each.size) != ("none", 4 * MB)]
     page = page_of(run)
     assert cells(page, 0)["none", 4 * MB].text == "not measured"
     drawn = {each.attributes["data-name"]: each for each in page.find("g", class_="series")}
@@ -213,7 +213,7 @@ def test_odd_runs_make_a_page_too() -> None:
     assert "network unknown" in page.run(1).text
     alone = page_of(one_size).find("p", class_="none")
     assert [each.text for each in alone] == [
-        "Nothing to hold against mpi: it was not measured beside other contenders."
+        "Nothing to hold against mpi: it was not measured beside other candidates."
     ]
 
 

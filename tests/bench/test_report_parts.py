@@ -83,7 +83,7 @@ def test_axes() -> None:
     assert axis([10, 1000], 0, 100, 1.0)(100) == pytest.approx(50)
 
 
-def test_a_contender_always_looks_the_same() -> None:
+def test_a_candidate_always_looks_the_same() -> None:
     assert look("zfp:rate=8") == ("#0057c2", "#5a9bff", "circle")
     assert look("lz4:level=3") == ("#3b515b", "#b1c5ce", "diamond")
     assert len({each.light for each in FIXED.values()}) == len({each.dark for each in FIXED.values()}) == len(FIXED)

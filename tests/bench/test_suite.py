@@ -53,13 +53,13 @@ def test_every_flag_adds_its_columns_behind_osu_s():
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_with_all_contenders(name):
+def test_collectives_with_all_candidates(name):
     """Three ranks: shares are uneven, trees are lopsided. The lengths are no multiple of a chunk or of the ranks."""
-    contenders = "mpi,mpi-tuned,none,split,bound:abs=2e-4,zfp:rate=16,auto"
-    said = bench(3, name, "-m", "4:300K", "--step", "40", "--chunk", "10000", *QUICK, "--compare", contenders)
+    candidates = "mpi,mpi-tuned,none,split,bound:abs=2e-4,zfp:rate=16,auto"
+    said = bench(3, name, "-m", "4:300K", "--step", "40", "--chunk", "10000", *QUICK, "--compare", candidates)
     rows = [line.split() for line in said.splitlines()[3:]]
     assert [row[:2] for row in rows] == [
-        [str(size), name] for size in (4, 160, 6400, 256000) for name in contenders.split(",")
+        [str(size), name] for size in (4, 160, 6400, 256000) for name in candidates.split(",")
     ]
     largest = {row[1]: row for row in rows[-7:]}
     assert 1.1 < float(largest["split"][-1]) < float(largest["zfp:rate=16"][-1]) < float(largest["bound:abs=2e-4"][-1])
@@ -98,9 +98,9 @@ def test_a_barrier_has_no_size():
 @pytest.mark.parametrize("buffer", ["numpy", "torch"])
 @pytest.mark.parametrize("data", ["weights", "weights-bf16", "gradients", "smooth", "zeros", "random"])
 def test_data_and_buffers(data, buffer):
-    contenders = "mpi,none,auto" if data == "random" else "mpi,none,split,auto"
+    candidates = "mpi,none,auto" if data == "random" else "mpi,none,split,auto"
     bench(
-        2, "bcast", "-m", "64K:1M", "--step", "4", "--data", data, "--buffer", buffer, *QUICK, "--compare", contenders
+        2, "bcast", "-m", "64K:1M", "--step", "4", "--data", data, "--buffer", buffer, *QUICK, "--compare", candidates
     )
 
 
@@ -118,7 +118,7 @@ def test_files_that_are_written(tmp_path):
         bench(2, "bcast", "-m", "64K:256K", "--codec", codec, *QUICK, *files)
     first, second = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert [row["size"] for row in first["rows"]] == [1 << 16, 1 << 17, 1 << 18]
-    assert {row["contender"] for row in second["rows"]} == {"split"}
+    assert {row["candidate"] for row in second["rows"]} == {"split"}
     assert second["rows"][-1]["wire_bytes"] < (1 << 18) / 1.1 and second["rows"][-1]["wrong"] == 0
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 4
 
@@ -180,6 +180,6 @@ def test_a_gpu_that_is_not_there_is_named():
 
 
 def test_mpich_too(mpich):
-    contenders = "mpi,mpi-tuned,none,split,p2p,p2p-chain,auto"
-    said = bench(3, "bcast", "-m", "64K:1M", "--step", "16", *QUICK, "--compare", contenders, mpich=mpich)
+    candidates = "mpi,mpi-tuned,none,split,p2p,p2p-chain,auto"
+    said = bench(3, "bcast", "-m", "64K:1M", "--step", "16", *QUICK, "--compare", candidates, mpich=mpich)
     assert len(said.splitlines()) == 3 + 2 * 7

@@ -195,7 +195,7 @@ def test_results_come_back_as_they_were(tmp_path):
     results.save_csv(tmp_path / "r.csv")
     head, first, _ = (tmp_path / "r.csv").read_text().splitlines()
     found = dict(zip(head.split(","), first.split(","), strict=True))
-    assert (found["hosts"], found["rate_bits"], found["contender"], found["median_us"]) == (
+    assert (found["hosts"], found["rate_bits"], found["candidate"], found["median_us"]) == (
         "2",
         "1000000000.0",
         "a",
@@ -209,13 +209,13 @@ def test_files_that_hold_no_results(content, tmp_path):
     with pytest.raises(BufferSpecError) as caught:
         load(tmp_path / "r.json")
     assert str(caught.value).startswith(f"file {tmp_path / 'r.json'}: expected results of osu_bench, got ")
-    assert str(caught.value).endswith("Make one with `osu_bench NAME --json FILE`.")
+    assert str(caught.value).endswith("Create one with `osu_bench NAME --json FILE`.")
 
 
-def test_a_comparison_has_a_line_for_each_contender():
+def test_a_comparison_has_a_line_for_each_candidate():
     table = Comparison("Broadcast", ["mpi", "zfp:rate=8"], ["ratio"])
     rows = [Row(8, "mpi", [20.0], 20, 20, 20), Row(8, "zfp:rate=8", [5.0], 5, 5, 5, ratio=4.0)]
-    assert table.header().splitlines()[-1].split() == ["#", "Size", "Contender", "Median(us)", "/", "mpi", "Ratio"]
+    assert table.header().splitlines()[-1].split() == ["#", "Size", "Candidate", "Median(us)", "/", "mpi", "Ratio"]
     assert [line.split() for line in table.line(rows).splitlines()] == [
         ["8", "mpi", "20.00", "1.000", "-"],
         ["8", "zfp:rate=8", "5.00", "0.250", "4.00"],
@@ -237,7 +237,7 @@ def test_a_sweep_knows_what_it_has_done():
         ("allgather", "gradients", "openmpi"),
     ]
     job = planned[0]
-    rows = [Row(size, name, [1.0], 1, 1, 1) for size in sizes for name in job.contenders]
+    rows = [Row(size, name, [1.0], 1, 1, 1) for size in sizes for name in job.candidates]
     run = Run("bcast", 4, "Open MPI v5.0.8", "weights", network=Network(4, 1e9), rows=rows)
     assert job.is_in(run, conditions)
     assert not job.is_in(run, Conditions(4, "5gbit")) and not planned[2].is_in(run, conditions)
@@ -252,6 +252,6 @@ def test_the_command_line_of_a_job_is_one_that_the_benchmark_takes(tmp_path):
     for job in jobs(Conditions(8, "unlimited"), (1 << 20, 1 << 22), ("weights", "gradients"), mpich=True):
         name, *words = job.arguments(3.0, tmp_path / "r.json")
         parsed = benchmark_parser(name).parse_args(words, flags.Flags())
-        assert parsed.contenders == list(job.contenders)
+        assert parsed.candidates == list(job.candidates)
         assert parsed.sizes(4) == list(job.sizes)
     assert json.dumps(parsed.json) == json.dumps(str(tmp_path / "r.json"))

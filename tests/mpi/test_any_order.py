@@ -61,40 +61,40 @@ def test_200_collectives_on_8_ranks_in_2_slots():
 
 
 @needs_mpirun
-@pytest.mark.parametrize(("contender", "ranks"), [("mpi", 8), ("gloo", 4)])  # each rank of gloo has to import torch
-def test_the_same_program_without_names_hangs_or_fails(contender, ranks):
-    if contender == "gloo":
+@pytest.mark.parametrize(("candidate", "ranks"), [("mpi", 8), ("gloo", 4)])  # each rank of gloo has to import torch
+def test_the_same_program_without_names_hangs_or_fails(candidate, ranks):
+    if candidate == "gloo":
         pytest.importorskip("torch")
-    done = demonstrate(f"--contenders={contender}", f"--ranks={ranks}", "--limit=5")
+    done = demonstrate(f"--candidates={candidate}", f"--ranks={ranks}", "--limit=5")
     assert done.returncode == 0, done.stderr
     title, became = done.stdout.splitlines()
     assert title == f"# 200 collectives on {ranks} ranks, 2 slots, seed 1; complete in order, then shuffled:"
     bad = r"hung: not complete after 0:00:\d\d|failed: .+|rank \d: wrong results of \d+ of 200 collectives, .+"
-    assert re.fullmatch(rf"{contender} +{SECONDS} +({bad})", became), became
+    assert re.fullmatch(rf"{candidate} +{SECONDS} +({bad})", became), became
 
 
 @needs_mpirun
 def test_our_line_of_the_demonstration():
-    done = demonstrate("--contenders=ours", "--ranks=3", "--collectives=30", "--limit=60")
+    done = demonstrate("--candidates=ours", "--ranks=3", "--collectives=30", "--limit=60")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(rf"ours +{SECONDS} +right results, {SECONDS}", done.stdout.splitlines()[1])
 
 
 @needs_mpirun
 def test_table_of_times_by_turns():
-    done = run(3, "-m", "osu_bench.experiments.any_order", "--collectives=30", "--repeat=1", "--contenders=mpi")
+    done = run(3, "-m", "osu_bench.experiments.any_order", "--collectives=30", "--repeat=1", "--candidates=mpi")
     assert done.returncode == 0, done.stderr
     title, columns, *rows = done.stdout.strip().splitlines()
     assert title == "# 30 collectives on 3 ranks, 2 slots, seed 1: median of 1 runs by turns, all verified"
-    assert columns.split() == ["#", "contender", "started", "Time", "(ms)", "shuffled", "/", "this"]
+    assert columns.split() == ["#", "candidate", "started", "Time", "(ms)", "shuffled", "/", "this"]
     assert [row.split()[:2] for row in rows] == [["ours", "shuffled"], ["ours", "in"], ["mpi", "in"]]
     assert rows[0].split()[-1] == "1.00"
 
 
-def test_a_contender_that_nobody_knows():
-    done = demonstrate("--contenders=nccl")
+def test_a_candidate_that_nobody_knows():
+    done = demonstrate("--candidates=nccl")
     assert done.returncode == 2
-    assert done.stderr.endswith("error: expected contenders out of ours, mpi, gloo, got nccl\n")
+    assert done.stderr.endswith("error: expected candidates out of ours, mpi, gloo, got nccl\n")
 
 
 @needs_mpirun
