@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi_gpucomp.cli.output import table
 from osu_bench.arguments import CommandParser, message_size, names
+from osu_bench.cluster import rootless
 from osu_bench.cluster.network import parse_rate
 
 if TYPE_CHECKING:
@@ -284,7 +285,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plain", action="store_true", help="cut under plain MPI too, once for each kind")
     parser.add_argument("--mpich", metavar="PREFIX", help="where an MPICH is, for --plain")
     parser.add_argument("--name", default="failover", help="of the cluster")
-    return _run(parser.parse_args(argv))
+    words = list(sys.argv[2:] if argv is None else argv)
+    args = parser.parse_args(words)
+    rootless.enter("failover", *words)
+    return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from osu_bench.arguments import CommandParser, message_size, names, number
 from osu_bench.arguments import sizes as powers_of_two
+from osu_bench.cluster import rootless
 from osu_bench.cluster.network import parse_rate
 from osu_bench.suite.results import Results, load
 
@@ -117,7 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mpich", metavar="PREFIX", help="where an MPICH is, to measure it too")
     parser.add_argument("-o", "--output", type=Path, default=Path("headline"), help="folder of the results (headline)")
     parser.add_argument("--resume", action="store_true", help="leave out what the folder has already")
-    return _run(parser.parse_args(argv))
+    words = list(sys.argv[2:] if argv is None else argv)
+    args = parser.parse_args(words)
+    rootless.enter("headline", *words)
+    return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:

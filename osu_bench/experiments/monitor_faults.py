@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from osu_bench.arguments import CommandParser
-from osu_bench.cluster import Cluster
+from osu_bench.cluster import Cluster, rootless
 from osu_bench.cluster.network import shaping
 from osu_bench.cluster.system import call
 from osu_bench.launcher import find
@@ -379,10 +379,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--here", action="store_true", help="on this machine, with no cluster")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=10.0, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(words)
     if options.rank:
         broadcast(options.rank, options.seconds, options.codec)
         return 0
+    if not options.here:
+        rootless.enter("monitor_faults", *words)
     return drive(options)
 
 

@@ -18,7 +18,7 @@ from mpi_gpucomp.schedule.cost import default_chunk_bytes
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.topology import read_topology
 from osu_bench.arguments import CommandParser, names, number
-from osu_bench.cluster import Cluster
+from osu_bench.cluster import Cluster, rootless
 from osu_bench.suite.results import load
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", type=names, default=["200mbit", "1gbit"], metavar="A,B", help="(200mbit,1gbit)")
     parser.add_argument("-m", "--message-size", type=number, default=1 << 24, metavar="BYTES", help="(16M)")
     parser.add_argument("-i", "--rounds", type=int, default=5, help="medians of so many (5)")
-    args = parser.parse_args(argv)
+    words = list(sys.argv[2:] if argv is None else argv)
+    args = parser.parse_args(words)
+    rootless.enter("simulation_vs_cluster", *words)
     rows = []
     for rate in args.rates:
         for hosts in args.hosts:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpi_gpucomp.cli.output import table
 from mpi_gpucomp.schedule.algorithms import algorithms
 from osu_bench.arguments import CommandParser, names, number
-from osu_bench.cluster import Cluster
+from osu_bench.cluster import Cluster, rootless
 from osu_bench.suite.results import load
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), metavar="A,B")
     parser.add_argument("-m", "--message-size", type=number, default=8 << 20, metavar="BYTES", help="of all ranks (8M)")
     parser.add_argument("-i", "--rounds", type=int, default=5, help="medians of so many (5)")
-    args = parser.parse_args(argv)
+    words = list(sys.argv[2:] if argv is None else argv)
+    args = parser.parse_args(words)
+    rootless.enter("synthesis_vs_builtin", *words)
     up = Cluster.up(args.hosts, args.rate, racks=args.racks, uplink=args.uplink, name="uneven")
     with up as cluster, tempfile.TemporaryDirectory() as folder:
         if args.slow_host:

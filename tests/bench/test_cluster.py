@@ -74,7 +74,7 @@ def test_more_ranks_than_hosts_are_refused(cluster: Cluster) -> None:
         cluster.run(RANKS, ranks=4)
     assert str(error.value) == (
         "ranks on the cluster: expected 1 to 3, got 4. "
-        "Each host runs one rank; make a larger cluster with `osu_bench cluster up --hosts N`."
+        "Each host runs one rank: make a larger cluster with `osu_bench cluster up --hosts N`."
     )
 
 
@@ -188,7 +188,7 @@ def test_other_cuts_are_refused(cluster: Cluster, how: str | float) -> None:
     with pytest.raises(SpecError) as error:
         cluster.cut(0, 0, how)
     assert str(error.value) == (
-        "cut of a link: expected down, silent, or the percentage of packets to lose, from 0.01 to 100, "
+        "cut of a link: expected down, silent, or a percentage of packets to drop, from 0.01 to 100, "
         f"got {how!r}. Choose one of these."
     )
     assert cluster.status()[0].state == "up"
@@ -209,9 +209,9 @@ def test_what_the_kernel_refuses_is_told(cluster: Cluster) -> None:
     with pytest.raises(ClusterError) as error:
         call("ip", "link", "show", "dev", "eth9", within=cluster.plan.namespace(0))
     assert str(error.value) == (
-        f"`ip link show dev eth9` in {cluster.plan.name}-h0: expected the kernel to do it, "
+        f"`ip link show dev eth9` in {cluster.plan.name}-h0: expected success, "
         'got Device "eth9" does not exist. '
-        "The kernel needs veth, bridge, tbf and nftables; `osu_bench cluster down` removes what there is."
+        "The kernel needs veth, bridge, tbf and nftables; `osu_bench cluster down` removes partial clusters."
     )
 
 

@@ -73,7 +73,9 @@ def test_the_commands_work_together(command: Callable[..., Said]) -> None:
 
 
 def test_what_is_not_up_cannot_be_used(command: Callable[..., Said], name: str) -> None:
-    said = f"cluster {name}: expected one that is up, got none. Make one with `osu_bench cluster up`.\n"
+    said = (
+        f"osu_bench: cluster {name}: expected a cluster that is up, got none. Make one with `osu_bench cluster up`.\n"
+    )
     for words in (["status"], ["cut", "0"], ["heal"], ["rate", "1gbit"], ["run", "--", "true"]):
         assert command(*words) == (2, "", said)
 
@@ -81,7 +83,7 @@ def test_what_is_not_up_cannot_be_used(command: Callable[..., Said], name: str) 
 @pytest.mark.usefixtures("up")
 def test_up_once_more_replaces_what_nobody_uses(command: Callable[..., Said], name: str) -> None:
     code, _, said = command("up", "--hosts", "1")
-    assert (code, said) == (0, f"cluster {name}: removed what was left of it; namespaces: 3, processes: 0\n")
+    assert (code, said) == (0, f"cluster {name}: removed the remains of an earlier one; namespaces: 3, processes: 0\n")
     assert namespaces_of(name) == [f"{name}-h0", f"{name}-switch"]
 
 
@@ -101,7 +103,7 @@ def test_several_ranks_on_a_host(command: Callable[..., Said]) -> None:
     assert (code, sorted(said.split())) == (0, ["0:h0", "1:h1", "2:h0", "3:h1"])
     code, _, said = command("run", "--per-host", "2", "-n", "5", *program)
     assert code == 2
-    assert "expected 1 to 4, got 5. Each host runs 2 ranks; ask for fewer, or make a larger cluster." in said
+    assert "expected 1 to 4, got 5. Each host runs 2 ranks: use fewer, or make a larger cluster." in said
 
 
 @pytest.mark.usefixtures("up")

@@ -100,7 +100,7 @@ def test_what_a_killed_owner_has_left_is_removed(
     with Cluster.up(1, name=name):
         assert process(inside) is None and bystander.poll() is None
         assert namespaces_of(name) == [f"{name}-h0", f"{name}-switch"]
-    said = f"cluster {name}: removed what was left of it; namespaces: 3, processes: 1\n"
+    said = f"cluster {name}: removed the remains of an earlier one; namespaces: 3, processes: 1\n"
     assert capsys.readouterr().err == said
     bystander.kill()
     bystander.wait()
@@ -111,8 +111,8 @@ def test_a_cluster_in_use_is_replaced_only_when_asked(name: str, owner: subproce
     with pytest.raises(ClusterError) as error:
         Cluster.up(1, name=name)
     assert str(error.value) == (
-        f"cluster {name}: expected one that nobody uses, got one in use by process {owner.pid}. "
-        "Wait, choose another --name, or take it over with --replace."
+        f"cluster {name}: expected a cluster that no process uses, got one in use by process {owner.pid}. "
+        "Wait, choose another --name, or replace it with --replace."
     )
     assert process(inside) is not None
     with Cluster.up(1, name=name, replace=True):
@@ -141,14 +141,14 @@ def test_the_same_cluster_is_found_by_others_until_it_is_down(name: str) -> None
         Cluster.current(name).down()
     with pytest.raises(ClusterError) as error:
         Cluster.current(name)
-    expected = f"cluster {name}: expected one that is up, got none. Make one with `osu_bench cluster up`."
+    expected = f"cluster {name}: expected a cluster that is up, got none. Make one with `osu_bench cluster up`."
     assert str(error.value) == expected
 
 
 def test_a_cluster_that_lost_a_host_is_not_up(name: str) -> None:
     with Cluster.up(2, name=name):
         subprocess.run(["ip", "netns", "del", f"{name}-h1"], check=True)
-        with pytest.raises(ClusterError, match="expected one that is up, got none"):
+        with pytest.raises(ClusterError, match="expected a cluster that is up, got none"):
             Cluster.current(name)
 
 

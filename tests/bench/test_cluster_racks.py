@@ -52,7 +52,7 @@ def test_hosts_are_dealt_out_in_turn() -> None:
 def test_more_racks_than_hosts_are_refused() -> None:
     with pytest.raises(SpecError) as error:
         Cluster.up(2, racks=3)
-    assert str(error.value) == "racks of a cluster: expected 1 to 2, got 3. Ask for a number in that range."
+    assert str(error.value) == "racks of a cluster: expected 1 to 2, got 3. Choose a number in that range."
 
 
 @pytest.mark.parametrize(("receiver", "crosses"), [(2, False), (1, True)])

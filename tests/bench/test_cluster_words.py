@@ -66,7 +66,7 @@ def test_sizes_that_cannot_be_numbered_are_refused(hosts: int, rails: int, topic
     with pytest.raises(SpecError) as error:
         Cluster.up(hosts, rails=rails)
     got = hosts if topic == "hosts" else rails
-    assert str(error.value) == f"{topic} of a cluster: expected 1 to {most}, got {got}. Ask for a number in that range."
+    assert str(error.value) == f"{topic} of a cluster: expected 1 to {most}, got {got}. Choose a number in that range."
 
 
 @pytest.mark.parametrize("name", ["", "../etc", "a-b", "A", "1a", "a" * 21])
@@ -74,7 +74,7 @@ def test_names_that_could_be_mistaken_are_refused(name: str) -> None:
     with pytest.raises(SpecError) as error:
         Plan(name, 1)
     assert str(error.value) == (
-        "name of a cluster: expected at most 20 small letters and digits, a letter first, "
+        "name of a cluster: expected at most 20 lower-case letters and digits, beginning with a letter, "
         f"got '{name}'. Choose a name such as osub."
     )
 
@@ -87,23 +87,23 @@ def test_missing_rights_are_told() -> None:
     if done.returncode:
         pytest.skip(f"rights cannot be given up: {done.stderr.strip()}")
     assert done.stdout == (
-        "ClusterError cluster on one machine: expected the rights CAP_NET_ADMIN and CAP_SYS_ADMIN, to make network "
-        "namespaces, got user 0 without CAP_NET_ADMIN and CAP_SYS_ADMIN. "
-        "Run it as root, such as with sudo, or in a container started with --privileged.\n"
+        "ClusterError cluster on one machine: expected the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN, to create "
+        "network namespaces, got user 0 without CAP_NET_ADMIN and CAP_SYS_ADMIN. "
+        "Use the command `osu_bench`, which enters a user namespace where it can, or run as root.\n"
     )
 
 
 def test_missing_programs_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for program in set(PACKAGES) - {"tc", "nft", "ip"}:
+    for program in set(PACKAGES) - {"tc", "ip"}:
         (tmp_path / program).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("osu_bench.cluster.system.PLACES", ())
+    monkeypatch.setattr("osu_bench.cluster.system.SBIN", ())
     monkeypatch.setattr("osu_bench.cluster.system.CAPABILITIES", {})
     with pytest.raises(ClusterError) as error:
         check()
     assert str(error.value) == (
-        "cluster on one machine: expected the programs ip, tc, nft, nsenter, unshare, mount, hostname, bash, "
-        "got no ip and no tc and no nft. Install them: apt-get install iproute2 nftables."
+        "cluster on one machine: expected the programs ip, tc, nsenter, unshare, mount, hostname, bash, "
+        "got no ip and no tc. Install them: apt-get install iproute2."
     )
 
 

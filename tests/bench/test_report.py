@@ -247,10 +247,10 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     missing, garbage, good = (tmp_path / name for name in ("none.json", "bad.json", "good.json"))
     garbage.write_text("{}")
     Results([a_run()], {}).save(good)
-    remedy = "Make one with `osu_bench NAME --json FILE`."
+    remedy = "Create one with `osu_bench NAME --json FILE`."
     cases: list[tuple[list[Path | str], str]] = [
         ([missing], f"file {missing}: expected results of osu_bench, got No such file or directory. {remedy}"),
-        ([good, garbage], f"file {garbage}: expected results of osu_bench, got KeyError: 'format'. {remedy}"),
+        ([good, garbage], f"file {garbage}: expected results of osu_bench, got JSON without format 'osu_bench results'. {remedy}"),
         (
             [good, "-o", tmp_path / "no" / "x.html"],
             f"file {tmp_path}/no/x.html: expected a file to write, got No such file or directory."
