@@ -14,7 +14,7 @@ import pytest
 
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.build import LIBRARIES
-from mpi_gpucomp.device.library import processor_flags, runnable
+from mpi_gpucomp.device.library import cpu_flags, supported_levels
 from mpi_gpucomp.errors import DeviceError
 
 GPU = "cuda:0"
@@ -32,7 +32,7 @@ MACHINES = [*HOSTS, pytest.param(GPU, marks=pytest.mark.needs(GPU))]
 def missing(machine: str) -> str:
     """Return why a machine cannot be used here, or an empty string."""
     if machine in LIBRARIES:
-        return "" if machine in runnable(processor_flags()) else f"this processor does not run {machine}"
+        return "" if machine in supported_levels(cpu_flags()) else f"this processor does not support {machine}"
     try:
         get_device(machine)
     except DeviceError as error:

@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp.device import DTYPES, Buffer, DType, as_buffer, dtype_of_name
-from mpi_gpucomp.device.buffer import kind_of
+from mpi_gpucomp.device.buffer import type_name
 from mpi_gpucomp.engine.layout import Blocks
 from mpi_gpucomp.errors import BufferSpecError
 
@@ -125,14 +125,14 @@ def _taken_apart(spec: Any, pair: tuple[type[Any], ...], place: _Place) -> _Part
     else:
         raise place.error(
             "2 to 4 items: data, then count, displacement and datatype or some of them",
-            f"a {kind_of(spec)} of {len(spec)}",
+            f"a {type_name(spec)} of {len(spec)}",
             "Pass the data alone, or for example [data, count, datatype].",
         )
     if isinstance(count, pair):
         if len(count) != 2:
             raise place.error(
                 "a pair of count and displacement",
-                f"a {kind_of(count)} of {len(count)}",
+                f"a {type_name(count)} of {len(count)}",
                 "Pass (count, displacement); for a v-variant counts are a list, (counts, displacements) a tuple.",
             )
         count, displacement = count
@@ -233,7 +233,7 @@ def _dtype(datatype: Any, place: _Place) -> DType | None:
     except (TypeError, ValueError):
         raise place.error(
             "an MPI datatype, or a code for one such as 'd' or 'f8'",
-            repr(datatype) if isinstance(datatype, str) else kind_of(datatype),
+            repr(datatype) if isinstance(datatype, str) else type_name(datatype),
             "Pass for example MPI.DOUBLE, or leave it out for the data's own type.",
         ) from None
 
@@ -318,4 +318,4 @@ def _number(value: Any, what: str, place: _Place) -> int:
     try:
         return index(value)
     except TypeError:
-        raise place.error(f"an integer as {what}", kind_of(value), "Pass an int, or an integer of numpy.") from None
+        raise place.error(f"an integer as {what}", type_name(value), "Pass an int, or an integer of numpy.") from None

@@ -342,12 +342,12 @@ class Incoming(Message):
 
     def _take_whole(self, data: bytes) -> None:
         header, payload = frame.parse(data, where=self._where), data[frame.HEADER_BYTES :]
-        if len(payload) != header.plain or header.sealed(zlib.adler32(payload)) != header:
+        if len(payload) != header.decoded_bytes or header.with_checksum(zlib.adler32(payload)) != header:
             raise damaged(self._where)
-        self._check(header.dtype, header.plain)
+        self._check(header.dtype, header.decoded_bytes)
         target = self._elements(get_codec("none"), inline=True)
         assert self._coder is not None
-        self._coder.stream.copy(target.address, self._first.address + frame.HEADER_BYTES, header.plain)
+        self._coder.stream.copy(target.address, self._first.address + frame.HEADER_BYTES, header.decoded_bytes)
 
     def _take_frames(self, announced: Announcement) -> Moves:
         """Receive frames and decode them; if that goes wrong receive them all the same, as their sender waits."""
@@ -519,7 +519,7 @@ class Outgoing(Message):
         self._coder.stream.copy(address + frame.HEADER_BYTES, source.address, source.nbytes)
         self._coder.stream.synchronize()
         payload = zlib.adler32(ctypes.string_at(address + frame.HEADER_BYTES, source.nbytes))
-        header = frame.FrameHeader(0, source.dtype, 0, source.nbytes, source.nbytes, raw=True).sealed(payload)
+        header = frame.FrameHeader(0, source.dtype, 0, source.nbytes, source.nbytes, raw=True).with_checksum(payload)
         ctypes.memmove(address, header.pack(), frame.HEADER_BYTES)
         return frame.HEADER_BYTES + source.nbytes
 
@@ -527,7 +527,7 @@ class Outgoing(Message):
         """Make the first part an announcement."""
         dtype, nbytes = self._source.dtype, self._source.nbytes
         self._call_trace = self._line.trace.begin("send", f"send, {codec.spec}, {piece}")
-        self._room = piece * dtype.itemsize if raw else max(LEAST_ROOM, frame.room(codec, piece, dtype))
+        self._room = piece * dtype.itemsize if raw else max(LEAST_ROOM, frame.max_frame_bytes(codec, piece, dtype))
         self._tag = self._line.free_tag()
         spec = "" if raw else codec.spec
         data = Announcement(dtype, nbytes, piece * dtype.itemsize, self._room, self._tag, spec).pack()

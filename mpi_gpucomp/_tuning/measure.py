@@ -99,7 +99,7 @@ def _coded(codec: Codec, source: Buffer, stream: Stream) -> tuple[float, float]:
     """Return the seconds to make a frame, and to check and decode it."""
     encoding, decoding = inf, inf
     with (
-        stream.device.alloc(frame.room(codec, source.count, source.dtype)) as room,
+        stream.device.alloc(frame.max_frame_bytes(codec, source.count, source.dtype)) as room,
         stream.device.alloc(source.nbytes) as back,
     ):
         to = Buffer(back.address, source.dtype, source.shape, device=source.device, owner=back)

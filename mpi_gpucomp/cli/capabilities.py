@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mpi_gpucomp.device import Buffer, dtype_of_name, get_device
 from mpi_gpucomp.device.host import HostDevice
-from mpi_gpucomp.device.library import VARIABLE, loaded
+from mpi_gpucomp.device.library import VARIABLE, host_library
 from mpi_gpucomp.errors import DeviceError, GpucompError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 def describe_library() -> str:
     """Name the host library, or say why there is none."""
     try:
-        library = loaded()
+        library = host_library()
     except DeviceError as error:
         return f"none. {error}"
     return f"{library.level}, {library.path}"

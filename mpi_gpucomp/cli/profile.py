@@ -418,7 +418,7 @@ def _coding(spec: str) -> CodecCost:
     """Measure a codec as it works on chunks: with frames and their checksums."""
     codec, device = get_codec(spec), get_device("host")
     chunks, stream = _values(), device.stream()
-    with device.alloc(frame.room(codec, chunks[0].count, chunks[0].dtype)) as room:
+    with device.alloc(frame.max_frame_bytes(codec, chunks[0].count, chunks[0].dtype)) as room:
         nbytes = frame.encode(codec, chunks[0], room, 0, stream).result() or BYTES
         encode = median(_tries(_encoder(codec, room, stream), chunks, ALONE))
         header = frame.read_header(room, stream)
@@ -435,7 +435,7 @@ def _shared_encode(spec: str) -> tuple[float, float]:
     """Return the seconds per byte, of a clock and of a processor, to encode while other ranks do."""
     codec, device = get_codec(spec), get_device("host")
     chunks, stream = _values(), device.stream()
-    with device.alloc(frame.room(codec, chunks[0].count, chunks[0].dtype)) as room:
+    with device.alloc(frame.max_frame_bytes(codec, chunks[0].count, chunks[0].dtype)) as room:
         start, used = perf_counter(), process_time()
         tries = len(_tries(_encoder(codec, room, stream), chunks, SHARING))
         spent = perf_counter() - start, process_time() - used

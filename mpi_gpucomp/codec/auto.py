@@ -1,13 +1,13 @@
-"""For each chunk the lossless codec that gets it there soonest, or none; the sender alone decides.
+"""The codec `auto`: the fastest lossless codec for each chunk, or none, chosen by the sender.
 
-A chunk goes through three stages, which work at the same time on different chunks: it is encoded, travels, and is
-decoded. So what it costs is its slowest stage, max(encode, wire / ratio, decode), in seconds per plain byte. The speeds
-are known in advance (`Costs`); the ratio is that of a few kilobytes from the chunk's start, middle and end. Raw is
-chosen unless a codec is expected to be clearly faster, and no sample is taken where the link is too fast for
-any ratio to pay, or the chunk too short for the sample to. Chunks that follow each other in memory share a sample.
+A chunk passes through a pipeline of three stages: encoding, transfer, decoding. Its cost is that of the slowest stage,
+max(encode, wire / ratio, decode), in seconds per decoded byte. The speeds come from `Costs`; the ratio is measured on
+a sample of a few kilobytes from the start, middle and end of the chunk. Raw is chosen unless a codec is expected to be
+clearly faster. No sample is taken if the link is too fast for any ratio, or the chunk too short for a sample to pay.
+Chunks that are adjacent in memory share a sample.
 
-The frame of a chunk names the codec that was chosen, so ranks may have different costs. What this codec itself encodes,
-where there is no frame to say it, begins with eight bytes: the wire id of the codec that wrote the rest, and zeros.
+The frame of a chunk has the wire id of the chosen codec, so ranks may have different costs. Outside frames, the bytes
+that this codec encodes start with a prefix of eight bytes: the wire id of the chosen codec, and zeros.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ASSUMED", "CODINGS", "Auto", "CodecSample", "CodecSpeed", "Costs"]
 
-NONE, SPLIT, MPC, LZ4, ZSTD = Raw(), Split(), Mpc(), Lz4(), Zstd()
-BY_WIRE_ID: dict[int, Codec] = {codec.wire_id: codec for codec in (NONE, SPLIT, MPC, LZ4, ZSTD)}
+RAW, SPLIT, MPC, LZ4, ZSTD = Raw(), Split(), Mpc(), Lz4(), Zstd()
+BY_WIRE_ID: dict[int, Codec] = {codec.wire_id: codec for codec in (RAW, SPLIT, MPC, LZ4, ZSTD)}
 CANDIDATES: dict[str, tuple[Codec, ...]] = {
     "float16": (SPLIT,),
     "bfloat16": (SPLIT,),
@@ -47,28 +47,29 @@ CANDIDATES: dict[str, tuple[Codec, ...]] = {
     "float64": (SPLIT, MPC),
 }
 GENERAL: tuple[Codec, ...] = (LZ4, ZSTD)
-"""The candidates for elements of all other types."""
+"""The candidates for all other element types."""
 
 ANY_TYPE = "uint8"
 CODINGS: tuple[tuple[Codec, str], ...] = (
-    (NONE, ANY_TYPE),
+    (RAW, ANY_TYPE),
     *((codec, name) for name, codecs in CANDIDATES.items() for codec in codecs),
     *((codec, ANY_TYPE) for codec in GENERAL),
 )
-"""The codecs whose speed matters, and for which elements: those that see bytes alone have one speed for all types."""
+"""The pairs of codec and element type whose speed is measured; codecs of bytes have one speed for all types."""
 
 MARGIN = 1.05
-"""How many times faster than raw a codec must promise to be."""
-PIECE_BYTES, PIECES = 4096, 3
+"""How many times faster than raw a codec is expected to be before it is chosen."""
+BLOCK_BYTES, BLOCKS = 4096, 3
+"""A sample is three blocks."""
 CHUNKS_PER_SAMPLE = 8
 SAMPLE_SHARE = 0.03 * CHUNKS_PER_SAMPLE
-"""What samples may take of the time that the raw chunk would; most chunks take part in a sample that is there."""
-MOST_REMEMBERED = 64
+"""Time for a sample, as a fraction of the time of one raw chunk; a sample serves CHUNKS_PER_SAMPLE chunks."""
+MAX_REMEMBERED = 64
 PREFIX = struct.Struct("<II")
 
 
 class CodecSpeed(NamedTuple):
-    """The seconds per plain byte that a codec takes to make a frame, and to check and decode it."""
+    """Seconds per decoded byte to encode a frame, and to verify and decode it."""
 
     encode: float
     decode: float
@@ -89,37 +90,37 @@ _TYPICAL = {
 
 @dataclass(frozen=True)
 class Costs:
-    """What the wire and the codecs cost; unless measured, a network of 10 Gbit/s and one core of a processor."""
+    """The costs of the wire and the codecs; the defaults are a 10 Gbit/s network and one core."""
 
     wire: float = 0.8e-9
     """Seconds per byte on the link."""
     coding: Mapping[tuple[str, str], CodecSpeed] = field(default_factory=lambda: dict(_TYPICAL))
-    """By names of codec and element type, as in CODINGS; a codec that is not there is not used."""
+    """Speeds by names of codec and element type, as in CODINGS; codecs without an entry are not used."""
     sample: float = 50e-6
-    """Seconds that it takes to try one codec on a sample."""
+    """Seconds to encode a sample with one codec."""
 
     def of(self, codec: Codec, dtype: DType) -> CodecSpeed | None:
-        """Return the speeds of a codec on elements of a type, or None if it is not to be used."""
+        """Return the speed of a codec on elements of a type, or None if it is not used."""
         return self.coding.get((codec.name, dtype.name)) or self.coding.get((codec.name, ANY_TYPE))
 
     def raw(self, dtype: DType) -> float:
-        """Return the seconds per byte of a chunk that travels as it is."""
-        return max(self.wire, *(self.of(NONE, dtype) or (0.0,)))
+        """Return the seconds per byte of a raw chunk."""
+        return max(self.wire, *(self.of(RAW, dtype) or (0.0,)))
 
 
 ASSUMED = Costs()
-"""The costs of `find("auto")`, which knows no link."""
+"""The costs of `get_codec("auto")`, which has not measured the link."""
 
 
 class CodecSample(NamedTuple):
-    """What a sample has shown: the codec to use, and how many times smaller it makes the elements."""
+    """The result of a sample: the codec to use, and its compression ratio."""
 
     codec: Codec
     ratio: float
 
 
 class Auto(KernelCodec):
-    """A codec that encodes by another, chosen for each chunk."""
+    """A codec that encodes each chunk with another one."""
 
     name: ClassVar[str] = "auto"
     lossless: ClassVar[bool] = True
@@ -127,7 +128,7 @@ class Auto(KernelCodec):
     dtypes: ClassVar[tuple[str, ...]] = tuple(dtype.name for dtype in DTYPES)
 
     def __init__(self, costs: Costs = ASSUMED) -> None:
-        """Decide by these costs; they change no decoder."""
+        """Choose by these costs; decoders do not depend on them."""
         self.costs = costs
         self._missing: set[tuple[str, str]] = set()
         self._next: dict[tuple[int, str], tuple[int, Codec]] = {}
@@ -139,16 +140,16 @@ class Auto(KernelCodec):
 
     @property
     def wire_id(self) -> int:
-        """Family and version, of bytes that begin with the wire id of another codec."""
+        """Family and version of the prefixed bytes."""
         return 0x06 << 24 | 1 << 16
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Return what suffices for every codec that any rank might choose, whatever its costs."""
-        most = max(codec.max_encoded(count, dtype) for codec in (NONE, *_candidates(dtype)))
-        return PREFIX.size + most if count else 0
+        """Return a bound for every codec that a rank may choose, whatever its costs."""
+        bound = max(codec.max_encoded(count, dtype) for codec in (RAW, *_candidates(dtype)))
+        return PREFIX.size + bound if count else 0
 
     def choose(self, source: Buffer, stream: Stream) -> Generator[Callable[[], bool], None, Codec]:
-        """Choose by a sample, or as for the chunk before this one in memory."""
+        """Choose by a sample, or reuse the codec of the preceding chunk in memory."""
         codec = self._remembered(source)
         if codec is None:
             sampling = self.sample(source, stream)
@@ -159,157 +160,155 @@ class Auto(KernelCodec):
         return codec
 
     def sample(self, source: Buffer, stream: Stream) -> Sampling:
-        """Queue the encoding of a sample by every codec that might pay for elements like these."""
-        return Sampling(self, self._worth_trying(source.dtype, source.nbytes), source, stream)
+        """Queue the encoding of a sample with every codec that may be faster than raw."""
+        return Sampling(self, self._worth_sampling(source.dtype, source.nbytes), source, stream)
 
     def decoder(self, wire_id: int) -> Codec:
-        """Return the codec that was chosen."""
+        """Return the codec with this wire id."""
         return BY_WIRE_ID.get(wire_id, self)
 
     def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
-        """Queue the encoding by the codec of choice, with its wire id in front; waits for the sample."""
+        """Queue the encoding with the chosen codec behind the prefix; blocks until the sample has completed."""
         self.check_encode(source, to, stream)
         if not source.count:
             return self.empty()
         codec = self.sample(source, stream).result().codec
         pending = codec.encode(source, to.part(PREFIX.size, to.nbytes - PREFIX.size), stream)
-        _write(PREFIX.pack(codec.wire_id, 0), to, stream)
+        _write_prefix(PREFIX.pack(codec.wire_id, 0), to, stream)
 
-        def answer() -> int | None:
+        def result() -> int | None:
             size = pending.result()
             return None if size is None else PREFIX.size + size
 
-        return Pending(pending.done, answer)
+        return Pending(pending.done, result)
 
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding by the codec that the bytes name; waits for them."""
+        """Queue the decoding with the codec of the prefix; blocks until that has been read."""
         self.check_decode(source, nbytes, to, op, stream)
         if nbytes == to.count == 0:
             return self.empty()
         if nbytes < PREFIX.size:
-            return self.refuse(to.count, f"{nbytes} bytes")
-        wire_id, zeros = PREFIX.unpack(_read(source, PREFIX.size, stream))
+            return self.failed(to.count, f"{nbytes} bytes")
+        wire_id, zeros = PREFIX.unpack(_read_prefix(source, stream))
         codec = BY_WIRE_ID.get(wire_id)
-        if codec not in (NONE, *_candidates(to.dtype)) or zeros:
-            return self.refuse(to.count, f"bytes of wire id {wire_id:#x}")
+        if codec not in (RAW, *_candidates(to.dtype)) or zeros:
+            return self.failed(to.count, f"bytes of wire id {wire_id:#x}")
         rest = nbytes - PREFIX.size
         pending = codec.decode_reduce(source.part(PREFIX.size, rest), rest, to, op, stream)
         return Pending(pending.done, lambda: nbytes if pending.result() is not None else None)
 
     def tolerates_damage(self, stream: Stream) -> bool:
-        """Only if every codec does that the bytes might name."""
+        """Return True if every codec that the prefix can name does."""
         return all(codec.tolerates_damage(stream) for codec in BY_WIRE_ID.values())
 
     def best(self, dtype: DType, ratios: Mapping[Codec, float]) -> CodecSample:
-        """Return the codec whose slowest stage is the quickest, if it is clearly quicker than no codec."""
+        """Return the codec whose slowest stage is fastest, or raw unless the codec is clearly faster."""
         costs = self.costs
         times = {codec: max(costs.wire / ratio, *(costs.of(codec, dtype) or ())) for codec, ratio in ratios.items()}
         codec = min(times, key=times.__getitem__, default=None)
         if codec is None or times[codec] * MARGIN > costs.raw(dtype):
-            return CodecSample(NONE, 1.0)
+            return CodecSample(RAW, 1.0)
         return CodecSample(codec, ratios[codec])
 
     def available(self, codec: Codec, stream: Stream) -> bool:
-        """Say whether a codec has not yet been found to lack a package for this device."""
+        """Return False if a package that the codec needs on this device was found missing."""
         return (codec.name, stream.device.name) not in self._missing
 
-    def miss(self, codec: Codec, stream: Stream) -> None:
-        """Note that a codec lacks a package for this device."""
+    def mark_unavailable(self, codec: Codec, stream: Stream) -> None:
+        """Record that a package that the codec needs on this device is missing."""
         self._missing.add((codec.name, stream.device.name))
 
-    def _worth_trying(self, dtype: DType, nbytes: int) -> list[Codec]:
-        """Return codecs that are fast enough to pay if only the ratio were good: as many as can be tried in time."""
+    def _worth_sampling(self, dtype: DType, nbytes: int) -> list[Codec]:
+        """Return the codecs that are fast enough to pay at a good ratio, as many as the time for samples allows."""
         costs, raw = self.costs, self.costs.raw(dtype)
         known = ((codec, costs.of(codec, dtype)) for codec in _candidates(dtype))
         fast = [codec for codec, coding in known if coding and max(coding) * MARGIN <= raw]
-        in_time = len(fast) if not costs.sample else int(SAMPLE_SHARE * raw * nbytes / costs.sample)
-        return fast[:in_time]
+        affordable = len(fast) if not costs.sample else int(SAMPLE_SHARE * raw * nbytes / costs.sample)
+        return fast[:affordable]
 
     def _remembered(self, source: Buffer) -> Codec | None:
-        """Return the codec of the chunk that ends where this one starts, if a sample is still good for it."""
+        """Return the codec of the chunk that ends where this one starts, if its sample is still valid."""
         left, codec = self._next.pop((source.address, source.dtype.name), (0, None))
         if codec is not None:
             self._remember(source, left - 1, codec)
         return codec
 
     def _remember(self, source: Buffer, left: int, codec: Codec) -> None:
-        """Note what the next chunk in memory is encoded by, if it comes."""
-        if len(self._next) >= MOST_REMEMBERED:
-            self._next.clear()  # chunks that never came
+        """Record the codec for the next chunk in memory."""
+        if len(self._next) >= MAX_REMEMBERED:
+            self._next.clear()  # of chunks that were never encoded
         if left:
             self._next[source.address + source.nbytes, source.dtype.name] = left, codec
 
 
 class Sampling:
-    """A sample on its way through the codecs that might pay."""
+    """A sample that is being encoded with the candidate codecs."""
 
     def __init__(self, auto: Auto, codecs: list[Codec], source: Buffer, stream: Stream) -> None:
-        """Queue the copying of the pieces, and their encoding by every codec."""
+        """Queue the copy of the sample, and its encoding with every codec."""
         self._auto, self._dtype, self._nbytes = auto, source.dtype, 0
-        self._tried: dict[Codec, Pending] = {}
+        self._pending: dict[Codec, Pending] = {}
         self._event: Event | None = None
         codecs = [codec for codec in codecs if auto.available(codec, stream)]
         if not codecs or not source.count:
             return
-        if isinstance(stream.device, HostDevice):  # one call in the stream's thread is quicker than many on its queue
-            stream.run(partial(self._try, codecs, source, InlineStream(stream.device)))
+        if isinstance(stream.device, HostDevice):  # one item of work is faster than many
+            stream.run(partial(self._encode, codecs, source, InlineStream(stream.device)))
             self._event = stream.record()
         else:
-            self._try(codecs, source, stream)
+            self._encode(codecs, source, stream)
 
-    def _try(self, codecs: list[Codec], source: Buffer, stream: Stream) -> None:
-        piece = PIECE_BYTES // source.dtype.itemsize
-        plain = None if source.count <= PIECES * piece else stream.device.alloc(PIECES * PIECE_BYTES)
-        sample = _pieces(source, piece, plain, stream) if plain else source
+    def _encode(self, codecs: list[Codec], source: Buffer, stream: Stream) -> None:
+        block = BLOCK_BYTES // source.dtype.itemsize
+        copied = None if source.count <= BLOCKS * block else stream.device.alloc(BLOCKS * BLOCK_BYTES)
+        sample = _copy_blocks(source, block, copied, stream) if copied else source
         self._nbytes = sample.nbytes
-        room = stream.device.alloc(max(codec.max_encoded(sample.count, sample.dtype) for codec in codecs))
+        encoded = stream.device.alloc(max(codec.max_encoded(sample.count, sample.dtype) for codec in codecs))
         for codec in codecs:
             try:
-                self._tried[codec] = codec.encode(sample, room, stream)
+                self._pending[codec] = codec.encode(sample, encoded, stream)
             except DeviceError:
-                self._auto.miss(codec, stream)
-        for memory in (room, plain):
+                self._auto.mark_unavailable(codec, stream)
+        for memory in (encoded, copied):
             if memory:
                 stream.release(memory)
 
     def done(self) -> bool:
-        """Say whether the result is there; never waits."""
+        """Return True if the result is available; never blocks."""
         if self._event is not None:
             return self._event.done()
-        return all(pending.done() for pending in self._tried.values())
+        return all(pending.done() for pending in self._pending.values())
 
     def result(self) -> CodecSample:
-        """Wait, then return the codec to use."""
+        """Block until completion and return the codec to use."""
         if self._event is not None:
             self._event.wait()
-        sizes = {codec: pending.result() for codec, pending in self._tried.items()}
+        sizes = {codec: pending.result() for codec, pending in self._pending.items()}
         ratios = {codec: self._nbytes / size for codec, size in sizes.items() if size}
         return self._auto.best(self._dtype, ratios)
 
 
-def _pieces(source: Buffer, piece: int, to: Memory, stream: Stream) -> Buffer:
-    """Queue the copying of the start, the middle and the end of a buffer into one."""
-    for at in range(PIECES):
-        part = source.slice((source.count - piece) * at // (PIECES - 1), piece)
-        stream.copy(to.address + at * part.nbytes, part.address, part.nbytes)
-    return Buffer(to.address, source.dtype, (PIECES * piece,), device=source.device, owner=to)
+def _copy_blocks(source: Buffer, block: int, to: Memory, stream: Stream) -> Buffer:
+    """Queue the copy of blocks from the start, the middle and the end of a buffer."""
+    for index in range(BLOCKS):
+        part = source.slice((source.count - block) * index // (BLOCKS - 1), block)
+        stream.copy(to.address + index * part.nbytes, part.address, part.nbytes)
+    return Buffer(to.address, source.dtype, (BLOCKS * block,), device=source.device, owner=to)
 
 
 def _candidates(dtype: DType) -> tuple[Codec, ...]:
     return CANDIDATES.get(dtype.name, GENERAL)
 
 
-def _write(data: bytes, to: Memory, stream: Stream) -> None:
-    """Queue the writing of a few bytes."""
-    here = stream.device.pinned(len(data))
-    ctypes.memmove(here.address, data, len(data))
-    stream.copy(to.address, here.address, len(data))
-    stream.release(here)
+def _write_prefix(prefix: bytes, to: Memory, stream: Stream) -> None:
+    pinned = stream.device.pinned(len(prefix))
+    ctypes.memmove(pinned.address, prefix, len(prefix))
+    stream.copy(to.address, pinned.address, len(prefix))
+    stream.release(pinned)
 
 
-def _read(source: Memory, nbytes: int, stream: Stream) -> bytes:
-    """Wait for what is queued, and return the first bytes."""
-    with stream.device.pinned(nbytes) as here:
-        stream.copy(here.address, source.address, nbytes)
+def _read_prefix(source: Memory, stream: Stream) -> bytes:
+    with stream.device.pinned(PREFIX.size) as pinned:
+        stream.copy(pinned.address, source.address, PREFIX.size)
         stream.synchronize()
-        return ctypes.string_at(here.address, nbytes)
+        return ctypes.string_at(pinned.address, PREFIX.size)

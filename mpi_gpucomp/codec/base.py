@@ -1,16 +1,17 @@
-"""What a codec is: it turns the elements of a buffer into fewer bytes and back, on a stream.
+"""The codec contract: encode the elements of a buffer into fewer bytes and decode them, on a stream.
 
-Nothing here waits. `encode` and `decode` queue their work and return a `Pending`, whose answer (how many bytes, or what
-was wrong) is there once the stream has passed it. Encoded bytes mean the same on every machine: equal wire ids decode
-each other's bytes, host and GPU alike.
+Nothing here blocks. `encode` and `decode` queue their work and return a `Pending`, whose result (the encoded size, or
+an error) is available once the stream has completed the work. The encoded bytes are the same on host and GPU, and
+codecs with equal wire ids decode each other's bytes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpi_gpucomp.errors import BufferSpecError
+from mpi_gpucomp.errors import BufferSpecError, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -18,70 +19,70 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device.base import DType, Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
 
-__all__ = ["OPS", "Codec", "Pending"]
+__all__ = ["OPS", "Codec", "Pending", "require_package"]
 
 OPS = {"replace": 0, "sum": 1, "prod": 2, "min": 3, "max": 4}
-"""What decoding does with the values already there, and the number that kernels know it by."""
+"""The operations that combine decoded values with those in the target buffer, and their kernel codes."""
 
 
 class Pending:
-    """The answer of queued work, there once its stream has come so far."""
+    """The result of queued work, available once its stream has completed it."""
 
-    def __init__(self, done: Callable[[], bool], answer: Callable[[], int | None]) -> None:
-        """Ask `done` without waiting; `answer` waits, and may raise. It is asked once."""
-        self._done, self._answer = done, answer
-        self._settled = False
+    def __init__(self, done: Callable[[], bool], result: Callable[[], int | None]) -> None:
+        """Poll `done`, which never blocks; `result` blocks and may raise, and is called at most once."""
+        self._done, self._get_result = done, result
+        self._completed = False
         self._size: int | None = None
         self._error: Exception | None = None
 
     def done(self) -> bool:
-        """Say whether the answer is there; never waits."""
-        return self._settled or self._done()
+        """Return True if the result is available; never blocks."""
+        return self._completed or self._done()
 
     def result(self) -> int | None:
-        """Wait, then return the bytes written: None where the codec cannot hold this data and it must travel raw."""
-        if not self._settled:
+        """Block until completion and return the bytes written; None if the codec cannot represent this data."""
+        if not self._completed:
             try:
-                self._size = self._answer()
+                self._size = self._get_result()
             except Exception as error:
                 self._error = error
-            self._settled = True
+            self._completed = True
         if self._error is not None:
             raise self._error
         return self._size
 
 
 class Codec(ABC):
-    """One way to encode, with its parameters fixed."""
+    """An encoding with fixed parameters."""
 
     name: ClassVar[str]
-    """The word that starts the spec string."""
+    """The name that starts the spec string."""
 
     lossless: ClassVar[bool]
-    """Whether decoding gives back every bit."""
+    """True if decoding restores every bit."""
 
     dtypes: ClassVar[tuple[str, ...]]
-    """Names of the element types that it takes."""
+    """Names of the supported element types."""
 
     shared: ClassVar[bool] = True
-    """Whether one with an equal spec can stand in for it."""
+    """True if codecs with equal specs are interchangeable; False for those with state."""
 
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The spec string, in its one canonical form."""
+        """The spec string in canonical form."""
 
     @property
     @abstractmethod
     def wire_id(self) -> int:
-        """32 bits that name the format of the bytes: another format, another id."""
+        """32-bit id of the encoded format; a changed format has a new id."""
 
     @abstractmethod
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Bytes that an encoding of `count` elements never exceeds: the capacity that `encode` needs."""
+        """Return an upper bound for the bytes of an encoding: the capacity that `encode` needs."""
 
     def encoded_size(self, count: int, dtype: DType) -> int | None:
-        """Bytes of an encoding of `count` elements where that is fixed, else None."""
+        """Return the bytes of an encoding if they depend only on count and type, else None."""
         return None
 
     @abstractmethod
@@ -94,26 +95,26 @@ class Codec(ABC):
 
     @abstractmethod
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding of `source` and its reduction into `to`: to = to op decoded (`op` one of OPS)."""
+        """Queue the decoding of `source` and its reduction into `to`: to = to op decoded, with `op` in OPS."""
 
     def choose(self, source: Buffer, stream: Stream) -> Generator[Callable[[], bool], None, Codec]:
-        """Choose the codec that `source` is to be encoded by, whose wire id its frame will have: this one, by default.
+        """Choose the codec for `source`, whose wire id its frame carries; this one, by default.
 
-        A generator that yields what it waits for, if anything, and returns the codec.
+        A generator: it yields a `done` function for each condition that it waits for, and returns the codec.
         """
         yield from ()
         return self
 
     def decoder(self, wire_id: int) -> Codec:
-        """Return the codec for bytes with this wire id; this one, by default, also where it cannot read them."""
+        """Return the codec that decodes this wire id; this one, by default, even if the ids differ."""
         return self
 
     def tolerates_damage(self, stream: Stream) -> bool:
-        """Say whether damaged bytes are safe to decode on this stream: an error or wrong values, and no worse."""
+        """Return True if decoding damaged bytes is safe on this stream: an error or wrong values, no invalid access."""
         return True
 
     def check_dtype(self, dtype: DType) -> None:
-        """Raise if the codec does not take elements of this type."""
+        """Raise if the codec does not support elements of this type."""
         if dtype.name not in self.dtypes:
             raise BufferSpecError(
                 f"codec {self.spec}",
@@ -128,19 +129,19 @@ class Codec(ABC):
         if to.nbytes < needed:
             raise BufferSpecError(
                 f"codec {self.spec}",
-                expected=f"room for {needed} encoded bytes",
+                expected=f"capacity for {needed} encoded bytes",
                 got=f"{to.nbytes}",
-                remedy="Take as many bytes as max_encoded says.",
+                remedy="Allocate max_encoded bytes.",
             )
 
     def check_operation(self, op: str, dtype: DType) -> None:
-        """Raise if elements of this type have no such operation."""
-        missing = {"c": ("min", "max"), "b": ("sum",)}.get(dtype.kind, ())
-        known = [name for name in OPS if name not in missing]
+        """Raise if the operation is not defined for elements of this type."""
+        undefined = {"c": ("min", "max"), "b": ("sum",)}.get(dtype.kind, ())
+        known = [name for name in OPS if name not in undefined]
         if op not in known:
             raise BufferSpecError(
                 f"codec {self.spec}",
-                expected=f"an operation that {dtype} has: {', '.join(known)}",
+                expected=f"an operation defined for {dtype}: {', '.join(known)}",
                 got=op,
                 remedy="Choose another operation, or elements of another type.",
             )
@@ -148,3 +149,11 @@ class Codec(ABC):
     def __repr__(self) -> str:
         """Show the spec."""
         return f"<codec {self.spec}>"
+
+
+def require_package(package: str, topic: str, remedy: str) -> Any:
+    """Import an optional package, or raise an error about `topic` with instructions to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise DeviceError(topic, expected=f"the package {package}", got=str(error), remedy=remedy) from error

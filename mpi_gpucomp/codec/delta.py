@@ -1,6 +1,6 @@
-"""Lossless: what has changed since a version that both sides have. For the same tensors, sent again and again.
+"""The codec `delta`: lossless differences from a version that all ranks hold. For tensors that are sent repeatedly.
 
-It has no spec of its own for other calls: whoever makes one keeps the base, and sees that all ranks have the same.
+It is not in the registry: the caller creates it, keeps the base, and ensures that all ranks have the same one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Delta"]
 
 VALUES, BLOCKS = 1024, 32
-WHOLE = Split()
-"""What elements are encoded by where too much has changed."""
+FULL = Split()
+"""The codec for chunks in which too much has changed."""
 SAMPLE = 1 << 15
 TILINGS = {size: Tiling(VALUES, slot=BLOCKS + VALUES * size) for size in (2, 4, 8)}
 
 
 class Delta(TiledCodec):
-    """The elements of one buffer, as differences from a base that is as long; parts of the buffer are found in it."""
+    """Differences between a buffer and a base of the same size; encodes and decodes slices of that buffer only."""
 
     name: ClassVar[str] = "delta"
     lossless: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class Delta(TiledCodec):
     )
 
     def __init__(self, buffer: Buffer, base: Memory) -> None:
-        """Encode and decode parts of `buffer`; what it held at the version that all have is in `base`."""
+        """Encode and decode slices of `buffer`; `base` holds its contents at the version that all ranks have."""
         self.check_dtype(buffer.dtype)
         self._buffer, self._base = buffer, base
 
@@ -55,39 +55,39 @@ class Delta(TiledCodec):
         return 0x07 << 24 | 1 << 16
 
     def tiling(self, dtype: DType) -> Tiling:
-        """Tiles of 32 blocks, each with a byte for its width."""
+        """Return tiles of 32 blocks, each with a byte for its width."""
         return TILINGS[dtype.itemsize]
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Leave room for the elements by themselves too."""
-        whole = WHOLE.max_encoded(count, dtype) if dtype.name in WHOLE.dtypes else 0
-        return max(super().max_encoded(count, dtype), whole)
+        """Return a bound that also holds for `FULL`."""
+        full = FULL.max_encoded(count, dtype) if dtype.name in FULL.dtypes else 0
+        return max(super().max_encoded(count, dtype), full)
 
     def choose(self, source: Buffer, stream: Stream) -> Generator[Callable[[], bool], None, Codec]:
-        """Try a piece: where nearly everything has changed, the elements by themselves may be shorter."""
-        if source.dtype.name not in WHOLE.dtypes or source.count < SAMPLE:
+        """Encode a sample with both codecs and choose the one with the shorter result."""
+        if source.dtype.name not in FULL.dtypes or source.count < SAMPLE:
             return self
-        piece = source.slice((source.count - SAMPLE) // 2, SAMPLE)
-        rooms = [stream.device.alloc(codec.max_encoded(SAMPLE, piece.dtype)) for codec in (self, WHOLE)]
-        tried = [codec.encode(piece, room, stream) for codec, room in zip((self, WHOLE), rooms, strict=True)]
-        for room in rooms:
-            stream.release(room)
+        sample = source.slice((source.count - SAMPLE) // 2, SAMPLE)
+        memories = [stream.device.alloc(codec.max_encoded(SAMPLE, sample.dtype)) for codec in (self, FULL)]
+        tried = [codec.encode(sample, memory, stream) for codec, memory in zip((self, FULL), memories, strict=True)]
+        for memory in memories:
+            stream.release(memory)
         yield lambda: all(pending.done() for pending in tried)
-        changes, whole = (pending.result() or piece.nbytes for pending in tried)
-        return self if changes <= whole else WHOLE
+        changes, full = (pending.result() or sample.nbytes for pending in tried)
+        return self if changes <= full else FULL
 
     def decoder(self, wire_id: int) -> Codec:
-        """Return the codec that a chunk was encoded by."""
-        return WHOLE if wire_id == WHOLE.wire_id else self
+        """Return the codec that a chunk was encoded with."""
+        return FULL if wire_id == FULL.wire_id else self
 
     def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
-        """Queue the packing of the differences."""
+        """Queue the encoding kernel."""
         source = job.source
-        args = (source.address, self._base_of(source), source.count, job.slots, job.sizes, job.starts)
-        stream.launch(f"delta_encode_{_word(source.dtype)}", job.tiles, *args)
+        args = (source.address, self._base_address(source), source.count, job.slots, job.sizes, job.starts)
+        stream.launch(f"delta_encode_{_unsigned_suffix(source.dtype)}", job.tiles, *args)
 
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding; a version can only take the place of another."""
+        """Queue the decoding; only `replace` is defined for versions."""
         if op != "replace":
             raise BufferSpecError(
                 "codec delta", expected="the operation replace", got=op, remedy="Choose another codec for reductions."
@@ -95,24 +95,24 @@ class Delta(TiledCodec):
         return super().decode_reduce(source, nbytes, to, op, stream)
 
     def decode_tiles(
-        self, header: int, tiles: int, offsets: int, extra: int, to: Buffer, op: int, status: int, stream: Stream
+        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
     ) -> None:
-        """Queue the unpacking, onto the base's values."""
-        args = (tiles, offsets, self._base_of(to), to.count, to.address, status)
-        stream.launch(f"delta_decode_{_word(to.dtype)}", self.tiling(to.dtype).tiles(to.count), *args)
+        """Queue the decoding kernel, which adds the base."""
+        args = (tiles, offsets, self._base_address(to), to.count, to.address, status)
+        stream.launch(f"delta_decode_{_unsigned_suffix(to.dtype)}", self.tiling(to.dtype).tiles(to.count), *args)
 
-    def _base_of(self, part: Buffer) -> int:
-        """Return where the base has the elements that stand in a part of the buffer."""
+    def _base_address(self, part: Buffer) -> int:
+        """Return the address in the base that corresponds to a slice of the buffer."""
         start = part.address - self._buffer.address
         if not 0 <= start <= start + part.nbytes <= self._buffer.nbytes:
             raise BufferSpecError(
                 "codec delta",
-                expected="elements of the buffer that it was made for",
+                expected="a slice of the buffer that the codec was created for",
                 got=repr(part),
-                remedy="Pass the same contiguous buffer every time.",
+                remedy="Pass the same contiguous buffer in every call.",
             )
         return self._base.address + start
 
 
-def _word(dtype: DType) -> str:
+def _unsigned_suffix(dtype: DType) -> str:
     return f"u{8 * dtype.itemsize}"

@@ -1,8 +1,8 @@
-"""A general lossless codec: one that sees bytes, or numbers of a width, and knows nothing of the values.
+"""General-purpose lossless codecs, which see bytes or integers and not the values.
 
-Each call goes to the side that its stream is on: nvCOMP on a GPU, cramjam on the host. A format that has both sides
-travels in its plain form, so that each machine, and any other program that knows the format, decodes what the other
-wrote. No elements are no bytes. The formats themselves are in `formats`.
+On a GPU stream nvCOMP does the work, on a host stream the package cramjam. lz4, snappy, zstd and deflate run on both
+and use the standard bitstream of their format, so that host, GPU and any other program decode each other's bytes; their
+bounds hold for both encoders. gdeflate, ans, bitcomp and cascaded need a GPU. No elements encode to no bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from mpi_gpucomp.codec import nvcomp
-from mpi_gpucomp.codec.base import OPS, Codec, Pending
-from mpi_gpucomp.codec.kernel_codec import needed
-from mpi_gpucomp.codec.nvcomp import PIECE, Format, native_bound
+from mpi_gpucomp.codec.base import OPS, Codec, Pending, require_package
+from mpi_gpucomp.codec.nvcomp import NVCOMP_CHUNK, Format, native_bound
 from mpi_gpucomp.codec.raw import REDUCE_TILE
 from mpi_gpucomp.device.base import DTYPES
 from mpi_gpucomp.device.host import InlineStream
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device.host import HostDevice
 
 __all__ = [
-    "FORMATS",
-    "LARGEST",
+    "GENERAL_CODECS",
+    "HOST_LIMITS",
     "Ans",
     "Bitcomp",
     "Cascaded",
@@ -39,122 +38,24 @@ __all__ = [
     "Lz4",
     "Snappy",
     "Zstd",
-    "package",
+    "require_cramjam",
 ]
-
-
-# The host side of the general codecs: the package cramjam, which releases the GIL and writes into the caller's memory.
-#
-# Every decoder bounds what it writes by the buffer, so that no bytes, however made, reach beyond it. Broken bytes
-# are the
-# error of their own `Pending` alone: the stream goes on with what is queued behind them.
-
-LARGEST = {"lz4": 0x7E000000, "snappy": (1 << 31) - 1, "zstd": (1 << 31) - 1, "deflate": 1 << 31}
-"""The longest plain buffer of each format: what the host's encoder takes and nvCOMP's decoder gives back."""
-
-_READ, _WRITE = 0x100, 0x200
-_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_view.argtypes, _view.restype = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int), ctypes.py_object
-
-
-def package(name: str) -> Any:
-    """Return cramjam, or say that the codec `name` needs it."""
-    return needed("cramjam", f"codec {name} on the host", "Install it with 'pip install mpi_gpucomp[codecs]'.")
-
-
-def _cramjam_encode(name: str, level: int, source: Buffer, to: Memory, stream: Stream) -> Pending:
-    """Queue the encoding; a buffer too long for the format travels raw."""
-    library = package(name)
-    if source.nbytes > LARGEST[name]:
-        return Pending(lambda: True, lambda: None)
-
-    def work() -> int:
-        plain, encoded = _view(source.address, source.nbytes, _READ), _view(to.address, to.nbytes, _WRITE)
-        return _compress(library, name, level, plain, encoded)
-
-    return _queue(work, stream)
-
-
-def _cramjam_decode(
-    name: str,
-    source: Memory,
-    nbytes: int,
-    to: Buffer,
-    stream: Stream,
-    broken: Callable[[str], DecodeError],
-    finish: Callable[[int, Stream], None] | None,
-) -> Pending:
-    """Queue the decoding into `to`, or into temporary memory from whose address `finish` goes on if all went well."""
-    library = package(name)
-
-    def decode_to(address: int) -> int:
-        if to.nbytes > LARGEST[name]:
-            raise broken("a length that the format does not have")
-        encoded, plain = _view(source.address, nbytes, _READ), _view(address, to.nbytes, _WRITE)
-        try:
-            size = _decompress(library, name, encoded, plain)
-        except library.DecompressionError as error:
-            raise broken(str(error)) from None
-        if size != to.nbytes:
-            raise broken(f"one of {size}")
-        return size
-
-    def decode_and(go_on: Callable[[int, Stream], None]) -> int:
-        inline = InlineStream(cast("HostDevice", stream.device))
-        with stream.device.alloc(to.nbytes) as temporary:
-            size = decode_to(temporary.address)
-            go_on(temporary.address, inline)
-            inline.synchronize()
-        return size
-
-    return _queue(partial(decode_and, finish) if finish else partial(decode_to, to.address), stream)
-
-
-def _compress(library: Any, name: str, level: int, plain: memoryview, encoded: memoryview) -> int:
-    if name == "lz4":
-        return int(library.lz4.compress_block_into(plain, encoded, store_size=False))
-    if name == "snappy":
-        return int(library.snappy.compress_raw_into(plain, encoded))
-    return int(getattr(library, name).compress_into(plain, encoded, level=level))
-
-
-def _decompress(library: Any, name: str, encoded: memoryview, plain: memoryview) -> int:
-    if name == "lz4":
-        return int(library.lz4.decompress_block_into(encoded, plain, output_len=len(plain)))
-    if name == "snappy":
-        return int(library.snappy.decompress_raw_into(encoded, plain))
-    return int(getattr(library, name).decompress_into(encoded, plain))
-
-
-def _queue(work: Callable[[], int], stream: Stream) -> Pending:
-    """Queue work whose error is its own answer, not the stream's."""
-    outcome: list[int | Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except Exception as error:
-            outcome.append(error)
-
-    stream.run(run)
-    event = stream.record()
-
-    def answer() -> int:
-        event.wait()
-        (found,) = outcome
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    return Pending(event.done, answer)
-
 
 VERSION = 1
 DEFAULT_LEVEL = 1
 
+HOST_LIMITS = {"lz4": 0x7E000000, "snappy": (1 << 31) - 1, "zstd": (1 << 31) - 1, "deflate": 1 << 31}
+"""Maximum decoded bytes of each format: the host's encoder accepts them and nvCOMP's decoder can restore them."""
+
+SLACK = 64
+"""Added to the libraries' bounds of the standard bitstreams: nvCOMP may round a length up by as much."""
+
+UNLIMITED = 1 << 62
+"""The native bitstream has no maximum length: nvCOMP divides the buffer into chunks."""
+
 
 class GeneralCodec(Codec):
-    """A format that nvCOMP knows, and the host as well where it is plain."""
+    """A format of nvCOMP, which also runs on the host if its bitstream is the standard one."""
 
     lossless: ClassVar[bool] = True
     dtypes: ClassVar[tuple[str, ...]] = tuple(dtype.name for dtype in DTYPES)
@@ -162,30 +63,30 @@ class GeneralCodec(Codec):
     family: ClassVar[int]
     """The first byte of the wire id."""
 
-    form: ClassVar[Format]
+    format: ClassVar[Format]
     levels: ClassVar[range] = range(0)
-    """What the parameter `level` may be: the encoder's effort, which the decoder never sees."""
+    """Valid values of the parameter `level`, the encoder's effort; decoders do not depend on it."""
 
     def __init__(self, level: int = DEFAULT_LEVEL) -> None:
-        """Fix the level, for those that have one."""
+        """Set the level, for codecs that have one."""
         self.level = level
 
     @classmethod
     def from_parameters(cls, parameters: dict[str, str]) -> GeneralCodec:
-        """Make the codec from the parameters of its spec string."""
+        """Create the codec from the parameters of its spec string."""
         for key, value in parameters.items():
-            if key != "level" or not _is_among(value, cls.levels):
-                raise _wrong_parameter(cls.name, cls.levels, f"{key}={value}")
+            if key != "level" or not (value.isascii() and value.isdecimal() and int(value) in cls.levels):
+                raise _invalid_parameter(cls.name, cls.levels, f"{key}={value}")
         return cls(int(parameters.get("level", DEFAULT_LEVEL)))
 
     @property
     def spec(self) -> str:
-        """The name, with the level where it is not the default."""
+        """The name, with the level if it is not the default."""
         return self.name if self.level == DEFAULT_LEVEL else f"{self.name}:level={self.level}"
 
     @property
     def wire_id(self) -> int:
-        """Family and version; the level changes no decoder."""
+        """Family and version; decoders do not depend on the level."""
         return self.family << 24 | VERSION << 16
 
     def options(self, dtype: DType) -> dict[str, Any]:
@@ -193,57 +94,57 @@ class GeneralCodec(Codec):
         return {}
 
     def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
-        """Queue the encoding; a buffer too long for the format travels raw."""
+        """Queue the encoding; a buffer too long for the format is sent raw."""
         self.check_dtype(source.dtype)
         self.check_capacity(source, to)
-        on_host = self._check_side(stream)
+        on_host = self._runs_on_host(stream)
         if source.count == 0:
             return Pending(lambda: True, lambda: 0)
         if on_host:
             return _cramjam_encode(self.name, self.level, source, to, stream)
-        return nvcomp.session(self.form, self.options(source.dtype), stream).encode(source, to, stream)
+        return nvcomp.session(self.format, self.options(source.dtype), stream).encode(source, to, stream)
 
     def decode(self, source: Memory, nbytes: int, to: Buffer, stream: Stream) -> Pending:
         """Queue the decoding, which must fill `to` exactly."""
         return self.decode_reduce(source, nbytes, to, "replace", stream)
 
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding into temporary memory and the reduction from there."""
+        """Queue the decoding, for a reduction into temporary memory from which a kernel reduces."""
         self.check_dtype(to.dtype)
         self.check_operation(op, to.dtype)
-        on_host = self._check_side(stream)
-        broken = partial(self._broken, to.nbytes)
+        on_host = self._runs_on_host(stream)
+        error = partial(self._decode_error, to.nbytes)
         if nbytes == to.count == 0:
             return Pending(lambda: True, lambda: 0)
         if not (to.count and 0 < nbytes <= min(source.nbytes, self.max_encoded(to.count, to.dtype))):
-            return Pending(lambda: True, partial(_raise, broken(f"{nbytes} bytes")))
-        finish = None if op == "replace" else partial(_reduce, to, op)
+            return Pending(lambda: True, partial(_raise, error(f"{nbytes} bytes")))
+        reduce = None if op == "replace" else partial(_reduce, to, op)
         if on_host:
-            return _cramjam_decode(self.name, source, nbytes, to, stream, broken, finish)
-        session = nvcomp.session(self.form, self.options(to.dtype), stream)
-        return session.decode(source, nbytes, to, stream, broken, finish)
+            return _cramjam_decode(self.name, source, nbytes, to, stream, error, reduce)
+        session = nvcomp.session(self.format, self.options(to.dtype), stream)
+        return session.decode(source, nbytes, to, stream, error, reduce)
 
     def tolerates_damage(self, stream: Stream) -> bool:
-        """On the host; nvCOMP does not promise as much."""
+        """Return True on the host; nvCOMP does not guarantee it."""
         return stream.device.name == "host"
 
-    def _broken(self, nbytes: int, got: str) -> DecodeError:
+    def _decode_error(self, nbytes: int, got: str) -> DecodeError:
         return DecodeError(
             f"codec {self.spec}",
-            expected=f"a {self.name} stream of {nbytes} plain bytes",
+            expected=f"a {self.name} stream of {nbytes} decoded bytes",
             got=got,
-            remedy="The bytes were damaged or cut short on their way, or another codec wrote them.",
+            remedy="The bytes were damaged or truncated in transit, or written by another codec.",
         )
 
-    def _check_side(self, stream: Stream) -> bool:
-        """Say whether the stream is the host's, and raise if the format is not for it."""
+    def _runs_on_host(self, stream: Stream) -> bool:
+        """Return True for a stream of the host; raise if the format needs a GPU."""
         on_host = stream.device.name == "host"
-        if on_host and not self.form.plain:
+        if on_host and not self.format.standard:
             raise DeviceError(
                 f"codec {self.spec}",
                 expected="a stream of a GPU",
                 got="one of the host",
-                remedy=f"The codec {self.name} needs a GPU; lz4, snappy, zstd and deflate run on both machines.",
+                remedy=f"The codec {self.name} needs a GPU; lz4, snappy, zstd and deflate run on both.",
             )
         return on_host
 
@@ -258,33 +159,16 @@ def _raise(error: DecodeError) -> NoReturn:
     raise error
 
 
-def _is_among(value: str, levels: range) -> bool:
-    return value.isascii() and value.isdecimal() and int(value) in levels
-
-
-def _wrong_parameter(name: str, levels: range, got: str) -> SpecError:
+def _invalid_parameter(name: str, levels: range, got: str) -> SpecError:
     expected = f"level={levels[0]}..{levels[-1]}" if levels else "no parameters"
     example = f", or for example {name}:level={levels[2]}" if levels else ""
     return SpecError(f"codec {name}", expected=expected, got=got, remedy=f"Write {name}{example}.")
 
 
-# The formats of the general codecs, with nvCOMP's limits and the bound of each.
-#
-# lz4, snappy, zstd and deflate run on both machines, and their bounds hold for both encoders. gdeflate, ans,
-# bitcomp and
-# cascaded need a GPU.
-
-SLACK = 64
-"""Added to the libraries' bounds of the plain form: what nvCOMP may round a length up by."""
-
-ANY_LENGTH = 1 << 62
-"""The native form has no longest buffer: it cuts."""
-
-
 class Lz4(GeneralCodec):
-    """LZ4, one block without a length before it."""
+    """LZ4: one block without a length prefix."""
 
-    name, family, form = "lz4", 0x10, Format("LZ4", plain=True, largest=1 << 24, alignment=4)
+    name, family, format = "lz4", 0x10, Format("LZ4", standard=True, max_bytes=1 << 24, alignment=4)
 
     def max_encoded(self, count: int, dtype: DType) -> int:
         """Return LZ4's bound, which is above nvCOMP's."""
@@ -293,20 +177,20 @@ class Lz4(GeneralCodec):
 
 
 class Snappy(GeneralCodec):
-    """Snappy, raw: the length and the elements, no framing."""
+    """Snappy: a length and the elements, no framing."""
 
-    name, family, form = "snappy", 0x11, Format("Snappy", plain=True, largest=1 << 24, alignment=1)
+    name, family, format = "snappy", 0x11, Format("Snappy", standard=True, max_bytes=1 << 24, alignment=1)
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Return Snappy's bound, which is nvCOMP's too."""
+        """Return Snappy's bound, which is also nvCOMP's."""
         nbytes = count * dtype.itemsize
         return 32 + nbytes + nbytes // 6 + SLACK
 
 
 class Zstd(GeneralCodec):
-    """Zstandard, one frame; the level is for the host's encoder, nvCOMP has one of its own."""
+    """Zstandard: one frame; the level is for the host's encoder, nvCOMP has only one."""
 
-    name, family, form = "zstd", 0x12, Format("Zstd", plain=True, largest=(1 << 31) - 1, alignment=8)
+    name, family, format = "zstd", 0x12, Format("Zstd", standard=True, max_bytes=(1 << 31) - 1, alignment=8)
     levels = range(1, 23)
 
     def max_encoded(self, count: int, dtype: DType) -> int:
@@ -316,24 +200,24 @@ class Zstd(GeneralCodec):
 
 
 class Deflate(GeneralCodec):
-    """Deflate, raw: no header or checksum of zlib or gzip around it."""
+    """Deflate without a zlib or gzip header and checksum."""
 
-    name, family, form = "deflate", 0x13, Format("Deflate", plain=True, largest=1 << 31, alignment=8)
+    name, family, format = "deflate", 0x13, Format("Deflate", standard=True, max_bytes=1 << 31, alignment=8)
     levels = range(1, 10)
 
     def options(self, dtype: DType) -> dict[str, Any]:
-        """Return nvCOMP's algorithm that comes nearest to zlib's level."""
+        """Return the algorithm of nvCOMP that is closest to zlib's level."""
         return {"algorithm_type": 1 if self.level == 1 else 2 if self.level < 6 else 4 if self.level < 9 else 5}
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Return the bound of nvCOMP, which is far above zlib's."""
+        """Return nvCOMP's bound, which is far above zlib's."""
         return count * dtype.itemsize * 579 // 256 + 264 + SLACK
 
 
 class Gdeflate(GeneralCodec):
     """GDeflate: Deflate rearranged for 32 lanes; the level is nvCOMP's algorithm."""
 
-    name, family, form = "gdeflate", 0x14, Format("GDeflate", plain=False, largest=ANY_LENGTH, alignment=8)
+    name, family, format = "gdeflate", 0x14, Format("GDeflate", standard=False, max_bytes=UNLIMITED, alignment=8)
     levels = range(6)
 
     def options(self, dtype: DType) -> dict[str, Any]:
@@ -341,58 +225,158 @@ class Gdeflate(GeneralCodec):
         return {"algorithm_type": self.level}
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Return the bound of nvCOMP for each piece."""
-        return native_bound(count * dtype.itemsize, 2 * PIECE + 288)
+        """Return nvCOMP's bound."""
+        return native_bound(count * dtype.itemsize, 2 * NVCOMP_CHUNK + 288)
 
 
 class Ans(GeneralCodec):
-    """Asymmetric numeral systems, over half or single floats where the elements are such, else over bytes."""
+    """Asymmetric numeral systems, over 16-bit and 32-bit floats as such and over the bytes of other types."""
 
-    name, family, form = "ans", 0x15, Format("ANS", plain=False, largest=ANY_LENGTH, alignment=16)
+    name, family, format = "ans", 0x15, Format("ANS", standard=False, max_bytes=UNLIMITED, alignment=16)
 
     def options(self, dtype: DType) -> dict[str, Any]:
-        """Return nvCOMP's type: its half float stands for every 16-bit float."""
+        """Return nvCOMP's type, float16 for both 16-bit floats."""
         return {"data_type": {"float16": "<f2", "bfloat16": "<f2", "float32": "<f4"}.get(dtype.name, "|u1")}
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Return the bound of nvCOMP for each piece, the one of bytes being the largest."""
-        return native_bound(count * dtype.itemsize, PIECE + 27184)
+        """Return nvCOMP's bound for bytes, the largest of the types."""
+        return native_bound(count * dtype.itemsize, NVCOMP_CHUNK + 27184)
 
 
 class Bitcomp(GeneralCodec):
     """Bitcomp in its lossless mode, over the elements as numbers."""
 
-    name, family, form = "bitcomp", 0x16, Format("Bitcomp", plain=False, largest=ANY_LENGTH, alignment=8)
+    name, family, format = "bitcomp", 0x16, Format("Bitcomp", standard=False, max_bytes=UNLIMITED, alignment=8)
 
     def options(self, dtype: DType) -> dict[str, Any]:
-        """Return nvCOMP's type; what it has no name for goes as integers of the same width."""
-        return {"data_type": _FLOATS.get(dtype.name) or _integers(dtype)}
+        """Return nvCOMP's type, or an integer of the same width if it has none."""
+        return {"data_type": _NVCOMP_FLOATS.get(dtype.name) or _nvcomp_integer(dtype)}
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Return the bound of nvCOMP for each piece."""
-        return native_bound(count * dtype.itemsize, PIECE + 96)
+        """Return nvCOMP's bound."""
+        return native_bound(count * dtype.itemsize, NVCOMP_CHUNK + 96)
 
 
 class Cascaded(GeneralCodec):
     """Run lengths, differences and bit packing, over the elements' bits as integers."""
 
-    name, family, form = "cascaded", 0x17, Format("Cascaded", plain=False, largest=ANY_LENGTH, alignment=8)
+    name, family, format = "cascaded", 0x17, Format("Cascaded", standard=False, max_bytes=UNLIMITED, alignment=8)
 
     def options(self, dtype: DType) -> dict[str, Any]:
         """Return the integer type of the elements' width."""
-        return {"data_type": _integers(dtype)}
+        return {"data_type": _nvcomp_integer(dtype)}
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Return the bound of nvCOMP for each piece."""
-        return native_bound(count * dtype.itemsize, PIECE + 8)
+        """Return nvCOMP's bound."""
+        return native_bound(count * dtype.itemsize, NVCOMP_CHUNK + 8)
 
 
-FORMATS: tuple[type[GeneralCodec], ...] = (Lz4, Snappy, Zstd, Deflate, Gdeflate, Ans, Bitcomp, Cascaded)
-"""All of them."""
+GENERAL_CODECS: tuple[type[GeneralCodec], ...] = (Lz4, Snappy, Zstd, Deflate, Gdeflate, Ans, Bitcomp, Cascaded)
 
-_FLOATS = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "complex64": "<f4", "complex128": "<f8"}
+_NVCOMP_FLOATS = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "complex64": "<f4", "complex128": "<f8"}
 
 
-def _integers(dtype: DType) -> str:
+def _nvcomp_integer(dtype: DType) -> str:
     width = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
     return f"{'|' if width == 1 else '<'}{'i' if dtype.kind == 'i' else 'u'}{width}"
+
+
+def require_cramjam(codec: str) -> Any:
+    """Import cramjam, which releases the GIL and writes into the caller's memory; raise if it is missing."""
+    remedy = "Install it with 'pip install mpi_gpucomp[codecs]'."
+    return require_package("cramjam", f"codec {codec} on the host", remedy)
+
+
+def _cramjam_encode(name: str, level: int, source: Buffer, to: Memory, stream: Stream) -> Pending:
+    """Queue the encoding; a buffer too long for the format is sent raw."""
+    library = require_cramjam(name)
+    if source.nbytes > HOST_LIMITS[name]:
+        return Pending(lambda: True, lambda: None)
+
+    def work() -> int:
+        decoded, encoded = _view(source.address, source.nbytes, _READ), _view(to.address, to.nbytes, _WRITE)
+        return _compress(library, name, level, decoded, encoded)
+
+    return _queue(work, stream)
+
+
+def _cramjam_decode(
+    name: str,
+    source: Memory,
+    nbytes: int,
+    to: Buffer,
+    stream: Stream,
+    error: Callable[[str], DecodeError],
+    reduce: Callable[[int, Stream], None] | None,
+) -> Pending:
+    """Queue the decoding into `to`, or into temporary memory that `reduce` then reads.
+
+    Every decoder bounds its output by the buffer, so that no input can write beyond it.
+    """
+    library = require_cramjam(name)
+
+    def decode_to(address: int) -> int:
+        if to.nbytes > HOST_LIMITS[name]:
+            raise error("a length that the format does not support")
+        encoded, decoded = _view(source.address, nbytes, _READ), _view(address, to.nbytes, _WRITE)
+        try:
+            size = _decompress(library, name, encoded, decoded)
+        except library.DecompressionError as failure:
+            raise error(str(failure)) from None
+        if size != to.nbytes:
+            raise error(f"one of {size}")
+        return size
+
+    def decode_and_reduce(queue_reduction: Callable[[int, Stream], None]) -> int:
+        inline = InlineStream(cast("HostDevice", stream.device))
+        with stream.device.alloc(to.nbytes) as temporary:
+            size = decode_to(temporary.address)
+            queue_reduction(temporary.address, inline)
+            inline.synchronize()
+        return size
+
+    return _queue(partial(decode_and_reduce, reduce) if reduce else partial(decode_to, to.address), stream)
+
+
+def _compress(library: Any, name: str, level: int, decoded: memoryview, encoded: memoryview) -> int:
+    if name == "lz4":
+        return int(library.lz4.compress_block_into(decoded, encoded, store_size=False))
+    if name == "snappy":
+        return int(library.snappy.compress_raw_into(decoded, encoded))
+    return int(getattr(library, name).compress_into(decoded, encoded, level=level))
+
+
+def _decompress(library: Any, name: str, encoded: memoryview, decoded: memoryview) -> int:
+    if name == "lz4":
+        return int(library.lz4.decompress_block_into(encoded, decoded, output_len=len(decoded)))
+    if name == "snappy":
+        return int(library.snappy.decompress_raw_into(encoded, decoded))
+    return int(getattr(library, name).decompress_into(encoded, decoded))
+
+
+_READ, _WRITE = 0x100, 0x200
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.argtypes, _view.restype = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int), ctypes.py_object
+
+
+def _queue(work: Callable[[], int], stream: Stream) -> Pending:
+    """Queue work whose error belongs to its own Pending: the stream continues with the work queued behind it."""
+    outcome: list[int | Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    stream.run(run)
+    event = stream.record()
+
+    def result() -> int:
+        event.wait()
+        (found,) = outcome
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return Pending(event.done, result)

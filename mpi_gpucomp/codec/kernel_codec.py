@@ -1,4 +1,8 @@
-"""What codecs made of kernels share: checks before the work is queued, and the answer that kernels leave behind."""
+"""Codecs implemented by this project's kernels: parameters, checks, and encodings of fixed size or in tiles.
+
+`FixedCodec` is for formats whose encoded size depends only on the element count; one kernel does the work. `TiledCodec`
+is for formats of variable size: a table of tile sizes, then the tiles (kernels/tiles.h).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,11 @@ import ctypes
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpi_gpucomp.codec.base import OPS, Codec, Pending
-from mpi_gpucomp.errors import BufferSpecError, DecodeError, DeviceError, SpecError
+from mpi_gpucomp.errors import BufferSpecError, DecodeError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,238 +30,238 @@ __all__ = [
     "EncodeJob",
     "FixedCodec",
     "KernelCodec",
-    "Mailbox",
+    "KernelResult",
     "Parameter",
     "Parameters",
     "TiledCodec",
     "Tiling",
-    "needed",
-    "number",
-    "whole",
+    "float_parameter",
+    "int_parameter",
 ]
 
-
-# Reads the parameters of codec specs, and says what is wrong with them and what would be right.
+BAD_STREAM, NOT_FINITE = 1, 2
+"""Status bits that kernels set, as in kernels/status.h."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: how its text becomes a value (None: it does not), and what it should be in words."""
+    """One parameter of a codec spec: a parser, which returns None for invalid text, and a description."""
 
-    read: Callable[[str], Any]
-    meaning: str
+    parse: Callable[[str], Any]
+    description: str
 
 
-def number(least: float, most: float | None, meaning: str, *, above: bool = False, below: bool = False) -> Parameter:
-    """Make a parameter that is a finite number from `least` to `most`, or truly above and below them."""
+def float_parameter(
+    low: float, high: float | None, description: str, *, exclude_low: bool = False, exclude_high: bool = False
+) -> Parameter:
+    """Return a parameter that is a finite number from `low` to `high`, with or without these limits themselves."""
 
-    def read(text: str) -> float | None:
+    def parse(text: str) -> float | None:
         try:
             value = float(text)
         except ValueError:
             return None
-        low = value > least if above else value >= least
-        high = most is None or (value < most if below else value <= most)
-        return value if isfinite(value) and low and high else None
+        above = value > low if exclude_low else value >= low
+        below = high is None or (value < high if exclude_high else value <= high)
+        return value if isfinite(value) and above and below else None
 
-    return Parameter(read, meaning)
+    return Parameter(parse, description)
 
 
-def whole(least: int, most: int, meaning: str) -> Parameter:
-    """Make a parameter that is a whole number from `least` to `most`."""
+def int_parameter(low: int, high: int, description: str) -> Parameter:
+    """Return a parameter that is an integer from `low` to `high`."""
 
-    def read(text: str) -> int | None:
-        plain = text.isascii() and text.isdecimal()
-        return int(text) if plain and least <= int(text) <= most else None
+    def parse(text: str) -> int | None:
+        digits = text.isascii() and text.isdecimal()
+        return int(text) if digits and low <= int(text) <= high else None
 
-    return Parameter(read, meaning)
+    return Parameter(parse, description)
 
 
 class Parameters:
-    """The parameters that a codec has, by name."""
+    """The parameters of a codec, by name."""
 
-    def __init__(self, *, needed: bool = False, **known: Parameter) -> None:
-        """Name them; where one is `needed`, the codec's name alone is no spec."""
-        self._known, self._needed = known, needed
+    def __init__(self, *, required: bool = False, **known: Parameter) -> None:
+        """Define the parameters; with `required`, the codec's name alone is not a valid spec."""
+        self._known, self._required = known, required
 
-    def read(self, codec: str, given: dict[str, str]) -> dict[str, Any]:
-        """Turn the texts that were given into values."""
+    def parse(self, codec: str, given: dict[str, str]) -> dict[str, Any]:
+        """Return the values of the parameters in a spec string."""
         values = {}
         for name, text in given.items():
             parameter = self._known.get(name)
-            value = parameter.read(text) if parameter else None
+            value = parameter.parse(text) if parameter else None
             if value is None:
                 raise SpecError(
                     f"codec {codec}",
                     expected=self.describe(),
                     got=f"{name}={text}" if text else f"'{name}'",
-                    remedy=f"Write {', or '.join(self._forms(codec))}.",
+                    remedy=f"Write {', or '.join(self._examples(codec))}.",
                 )
             values[name] = value
         return values
 
-    def _forms(self, codec: str) -> list[str]:
-        return [codec] * (not self._needed) + [f"{codec}:{known}=..." for known in self._known]
-
     def describe(self) -> str:
-        """Say what can be given."""
-        return " or ".join(f"{name}= ({p.meaning})" for name, p in self._known.items()) or "no parameters"
+        """Return the names of the parameters with their descriptions."""
+        return " or ".join(f"{name}= ({p.description})" for name, p in self._known.items()) or "no parameters"
+
+    def _examples(self, codec: str) -> list[str]:
+        return [codec] * (not self._required) + [f"{codec}:{known}=..." for known in self._known]
 
 
-BAD_STREAM, NOT_FINITE = 1, 2
-"""What a kernel can say went wrong, as in kernels/status.h."""
-
-
-class Mailbox:
-    """Two numbers that kernels leave for the processor: a size and what went wrong."""
+class KernelResult:
+    """Two numbers that kernels write and the host reads back: a size and status bits."""
 
     NBYTES = 16
 
     def __init__(self, stream: Stream) -> None:
-        """Take empty room near the kernels: the processor's own where they run on it."""
+        """Allocate zeroed memory for the kernels, and pinned memory for the host unless both are the same."""
         device: Device = stream.device
-        self._here = device.pinned(self.NBYTES)
-        ctypes.memset(self._here.address, 0, self.NBYTES)
-        self._there = self._here if device.name == "host" else device.alloc(self.NBYTES)
-        self.size, self.status = self._there.address, self._there.address + 8
-        if self._there is not self._here:
-            stream.copy(self._there.address, self._here.address, self.NBYTES)
+        self._pinned = device.pinned(self.NBYTES)
+        ctypes.memset(self._pinned.address, 0, self.NBYTES)
+        self._device_copy = self._pinned if device.name == "host" else device.alloc(self.NBYTES)
+        self.size, self.status = self._device_copy.address, self._device_copy.address + 8
+        if self._device_copy is not self._pinned:
+            stream.copy(self._device_copy.address, self._pinned.address, self.NBYTES)
 
-    def send(self, stream: Stream, read: Callable[[int, int], int | None]) -> Pending:
-        """Queue the way back; the answer is what `read` makes of size and status."""
-        here = self._here
-        if self._there is not here:
-            stream.copy(here.address, self._there.address, self.NBYTES)
-            stream.release(self._there)
-        stream.run(partial(_outlast, here))  # also if nobody keeps the answer
+    def read_back(self, stream: Stream, interpret: Callable[[int, int], int | None]) -> Pending:
+        """Queue the copy to the host; the result is `interpret(size, status)`."""
+        pinned = self._pinned
+        if self._device_copy is not pinned:
+            stream.copy(pinned.address, self._device_copy.address, self.NBYTES)
+            stream.release(self._device_copy)
+        stream.run(partial(_keep_alive, pinned))  # for a Pending that is dropped before the kernels have run
         event = stream.record()
 
-        def answer() -> int | None:
+        def result() -> int | None:
             event.wait()
-            size, status = (ctypes.c_uint64 * 2).from_address(here.address)
-            here.release()
-            return read(size, status)
+            size, status = (ctypes.c_uint64 * 2).from_address(pinned.address)
+            pinned.release()
+            return interpret(size, status)
 
-        return Pending(event.done, answer)
+        return Pending(event.done, result)
+
+
+def _keep_alive(memory: Memory) -> None:
+    """Do nothing: a stream keeps references to the arguments of queued work."""
 
 
 class KernelCodec(Codec):
-    """A codec whose work is done by kernels of this project, on any device."""
+    """A codec implemented by kernels of this project, on any device."""
 
     parameters: ClassVar[Parameters] = Parameters()
-    """What its spec string can say; each is an argument of the class."""
+    """Parameters of the spec string; each is a keyword argument of the class."""
 
     @classmethod
     def from_parameters(cls, parameters: dict[str, str]) -> Self:
-        """Make the codec from the parameters of its spec string."""
-        return cls(**cls.parameters.read(cls.name, parameters))
+        """Create the codec from the parameters of its spec string."""
+        return cls(**cls.parameters.parse(cls.name, parameters))
 
     def check_encode(self, source: Buffer, to: Memory, stream: Stream) -> None:
         """Raise unless `source` can be encoded into `to` on this stream."""
         self.check_dtype(source.dtype)
-        self._check_place(source, stream)
+        self._check_buffer(source, stream)
         self.check_capacity(source, to)
 
     def check_decode(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> None:
-        """Raise unless `nbytes` of `source` can be decoded onto `to` on this stream."""
+        """Raise unless `nbytes` of `source` can be decoded into `to` on this stream."""
         self.check_dtype(to.dtype)
-        self._check_place(to, stream)
+        self._check_buffer(to, stream)
         self.check_operation(op, to.dtype)
         if to.readonly:
             raise BufferSpecError(
                 f"codec {self.spec}",
-                expected="a buffer that may be written",
+                expected="a writable buffer",
                 got="a read-only one",
-                remedy="Pass a copy that may be written.",
+                remedy="Pass a writable copy.",
             )
         if nbytes > source.nbytes:
-            raise self.broken(to.count, f"{source.nbytes} of {nbytes} bytes")
+            raise self.decode_error(to.count, f"{source.nbytes} of {nbytes} bytes")
 
-    def _check_place(self, buffer: Buffer, stream: Stream) -> None:
-        if buffer.device != stream.device.name or not buffer.contiguous:
-            layout = "contiguous" if buffer.contiguous else "strided"
+    def _check_buffer(self, buffer: Buffer, stream: Stream) -> None:
+        if buffer.device != stream.device.name:
             raise BufferSpecError(
                 f"codec {self.spec}",
-                expected=f"contiguous elements on {stream.device.name}, where the stream is",
-                got=f"{layout} ones on {buffer.device}",
-                remedy="Use a stream of the buffer's device, and pack strided elements first.",
+                expected=f"elements on {stream.device.name}, the stream's device",
+                got=f"elements on {buffer.device}",
+                remedy="Use a stream of the buffer's device.",
+            )
+        if not buffer.contiguous:
+            raise BufferSpecError(
+                f"codec {self.spec}",
+                expected="contiguous elements",
+                got=f"strides {buffer.strides} for shape {buffer.shape}",
+                remedy="Pack strided elements first.",
             )
 
     def decode(self, source: Memory, nbytes: int, to: Buffer, stream: Stream) -> Pending:
         """Queue the decoding of `nbytes` of `source` into `to`."""
         return self.decode_reduce(source, nbytes, to, "replace", stream)
 
-    def broken(self, count: int, got: str) -> DecodeError:
-        """Make the error for bytes that are no encoding of `count` elements."""
+    def decode_error(self, count: int, got: str) -> DecodeError:
+        """Return the error for bytes that do not encode `count` elements."""
         return DecodeError(
             f"codec {self.spec}",
-            expected=f"a stream of {count} elements",
+            expected=f"an encoding of {count} elements",
             got=got,
-            remedy="The bytes were damaged or cut short on their way, or another codec wrote them.",
+            remedy="The bytes were damaged or truncated in transit, or written by another codec.",
         )
 
-    def refuse(self, count: int, got: str) -> Pending:
-        """Answer at once that the bytes are no encoding of `count` elements."""
+    def failed(self, count: int, got: str) -> Pending:
+        """Return the completed decoding of bytes that do not encode `count` elements."""
 
-        def answer() -> None:
-            raise self.broken(count, got)
+        def result() -> None:
+            raise self.decode_error(count, got)
 
-        return Pending(_at_once, answer)
+        return Pending(_done, result)
 
-    def decoded(self, count: int, nbytes: int, size: int, status: int) -> int:
-        """Read a decoder's answer: the bytes that were used."""
+    def decoded_size(self, count: int, nbytes: int, size: int, status: int) -> int:
+        """Return the bytes that a decoder has consumed, or raise if its status has an error."""
         if status & BAD_STREAM:
-            raise self.broken(count, "bytes that are none")
+            raise self.decode_error(count, "invalid bytes")
         return nbytes
 
     @staticmethod
-    def after(stream: Stream, nbytes: int) -> Pending:
-        """Answer `nbytes` when the stream has come so far."""
+    def recorded(stream: Stream, nbytes: int) -> Pending:
+        """Return a Pending of `nbytes` for the work queued so far."""
         event = stream.record()
 
-        def answer() -> int:
+        def result() -> int:
             event.wait()
             return nbytes
 
-        return Pending(event.done, answer)
+        return Pending(event.done, result)
 
     @staticmethod
     def empty() -> Pending:
-        """Answer at once: no elements are no bytes."""
-        return Pending(_at_once, partial(int, 0))
+        """Return the completed encoding or decoding of no elements."""
+        return Pending(_done, partial(int, 0))
 
 
-def _at_once() -> bool:
+def _done() -> bool:
     return True
 
 
-def _outlast(memory: Memory) -> None:
-    """Do nothing: a stream keeps what its queued work refers to."""
-
-
-# Codecs whose encodings have a size that is known in advance, and that one kernel makes.
-
-
 class FixedCodec(KernelCodec):
-    """A codec of fixed size; a chunk with values that the format has no room for travels raw."""
+    """A codec whose encoded size depends only on count and type; chunks that it cannot represent are sent raw."""
 
     tile: ClassVar[int]
     """Elements in a tile of its kernels."""
 
     @abstractmethod
     def encoded_size(self, count: int, dtype: DType) -> int:
-        """Bytes of an encoding, which do not depend on the values."""
+        """Return the size of an encoding in bytes."""
 
     @abstractmethod
-    def kernel(self, way: str, dtype: DType) -> str:
-        """Name the kernel that does `encode` or `decode`."""
+    def kernel(self, direction: str, dtype: DType) -> str:
+        """Return the name of the kernel for `encode` or `decode`."""
 
-    def settings(self, dtype: DType) -> tuple[int, ...]:
-        """Return what the kernels want to know besides."""
+    def kernel_settings(self, dtype: DType) -> tuple[int, ...]:
+        """Return additional arguments of the kernels."""
         return ()
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Bytes of an encoding."""
+        """Return the size of an encoding in bytes."""
         return self.encoded_size(count, dtype)
 
     def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
@@ -266,65 +269,62 @@ class FixedCodec(KernelCodec):
         self.check_encode(source, to, stream)
         if not source.count:
             return self.empty()
-        mailbox, nbytes = Mailbox(stream), self.encoded_size(source.count, source.dtype)
-        args = (source.address, source.count, to.address, *self.settings(source.dtype), mailbox.status)
+        result, nbytes = KernelResult(stream), self.encoded_size(source.count, source.dtype)
+        args = (source.address, source.count, to.address, *self.kernel_settings(source.dtype), result.status)
         stream.launch(self.kernel("encode", source.dtype), -(-source.count // self.tile), *args)
-        return mailbox.send(stream, lambda size, status: None if status & NOT_FINITE else nbytes)
+        return result.read_back(stream, lambda size, status: None if status & NOT_FINITE else nbytes)
 
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding; every stream of the right length is one."""
+        """Queue the decoding; all bytes of the right length are a valid encoding."""
         self.check_decode(source, nbytes, to, op, stream)
         if nbytes != self.encoded_size(to.count, to.dtype):
-            return self.refuse(to.count, f"{nbytes} bytes instead of {self.encoded_size(to.count, to.dtype)}")
+            return self.failed(to.count, f"{nbytes} bytes instead of {self.encoded_size(to.count, to.dtype)}")
         if not to.count:
             return self.empty()
-        args = (source.address, to.count, to.address, *self.settings(to.dtype), OPS[op])
+        args = (source.address, to.count, to.address, *self.kernel_settings(to.dtype), OPS[op])
         stream.launch(self.kernel("decode", to.dtype), -(-to.count // self.tile), *args)
-        return self.after(stream, nbytes)
-
-
-# Codecs whose streams are tiles of varying size: the sizes first, then the tiles (kernels/tiles.h).
+        return self.recorded(stream, nbytes)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How elements of one type are cut into tiles, and the bytes that go with them."""
+    """The layout of a tiled encoding for elements of one type: header, tile sizes, padding to 8 bytes, tiles."""
 
     values: int
     """Elements in a tile."""
     slot: int
-    """Bytes that an encoded tile never exceeds."""
+    """Maximum bytes of an encoded tile."""
     header: int = 0
-    """Bytes in front of everything."""
+    """Bytes of the header."""
     table: int = 0
-    """Bytes that a table never exceeds, which then travels as one more tile before the others."""
+    """Maximum bytes of the codec's table, which is sent as an additional first tile; 0: no table."""
     grain: int = 64
-    """The fewest tiles that are worth waking another core for."""
+    """Tiles that justify another core."""
 
     def tiles(self, count: int) -> int:
-        """Count the tiles of elements."""
+        """Return the number of tiles for `count` elements."""
         return -(-count // self.values)
 
     def entries(self, count: int) -> int:
-        """Count the tiles, the table's included."""
+        """Return the number of tiles, including the table."""
         return self.tiles(count) + bool(self.table)
 
-    def end_of_sizes(self, count: int) -> int:
-        """Bytes of the header and the sizes."""
+    def sizes_end(self, count: int) -> int:
+        """Return the offset of the first byte behind the tile sizes."""
         return self.header + 4 * self.entries(count)
 
-    def front(self, count: int) -> int:
-        """Bytes before the first tile: the header and the sizes, so that tiles start at a multiple of 8."""
-        return -(-self.end_of_sizes(count) // 8) * 8
+    def tiles_start(self, count: int) -> int:
+        """Return the offset of the first tile, a multiple of 8."""
+        return -(-self.sizes_end(count) // 8) * 8
 
-    def room(self, count: int) -> int:
-        """Bytes that all tiles never exceed."""
+    def max_tile_bytes(self, count: int) -> int:
+        """Return the maximum bytes of all tiles."""
         return self.table + self.tiles(count) * self.slot
 
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """The addresses that an encoder's kernels work with."""
+    """The buffer and the addresses that the kernels of an encoder work on."""
 
     source: Buffer
     tiles: int
@@ -332,15 +332,15 @@ class EncodeJob:
     sizes: int
     starts: int
     slots: int
-    extra: int
+    scratch: int
 
 
 class TiledCodec(KernelCodec):
-    """A codec with a stream of tiles."""
+    """A codec whose encoding is a sequence of tiles of variable size."""
 
     @abstractmethod
     def tiling(self, dtype: DType) -> Tiling:
-        """Say how elements of this type are cut."""
+        """Return the layout for elements of this type."""
 
     @abstractmethod
     def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
@@ -348,82 +348,71 @@ class TiledCodec(KernelCodec):
 
     @abstractmethod
     def decode_tiles(
-        self, header: int, tiles: int, offsets: int, extra: int, to: Buffer, op: int, status: int, stream: Stream
+        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
     ) -> None:
-        """Queue the kernels that read the tiles, whose offsets have been checked, onto `to`."""
+        """Queue the kernels that decode tiles, whose offsets have been checked, into `to`."""
 
-    def encode_extra(self, count: int, dtype: DType) -> int:
-        """Bytes of scratch memory that `encode_tiles` wants besides."""
+    def encode_scratch_bytes(self, count: int, dtype: DType) -> int:
+        """Return the scratch memory that `encode_tiles` needs, in bytes."""
         return 0
 
-    def decode_extra(self, dtype: DType) -> int:
-        """Bytes of scratch memory that `decode_tiles` wants besides."""
+    def decode_scratch_bytes(self, dtype: DType) -> int:
+        """Return the scratch memory that `decode_tiles` needs, in bytes."""
         return 0
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Bytes that an encoding of `count` elements never exceeds."""
+        """Return an upper bound for the bytes of an encoding."""
         tiling = self.tiling(dtype)
-        return tiling.front(count) + tiling.room(count) if count else 0
+        return tiling.tiles_start(count) + tiling.max_tile_bytes(count) if count else 0
 
     def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
-        """Queue the encoding; where tiles get slots of their own, they are joined at the end."""
+        """Queue the encoding; tiles that were written to separate slots are joined at the end."""
         self.check_encode(source, to, stream)
         if not source.count:
             return self.empty()
         tiling, count, in_place = self.tiling(source.dtype), source.count, stream.device.appends_in_place
-        entries, front = tiling.entries(count), tiling.front(count)
+        entries, tiles_start, sizes_end = tiling.entries(count), tiling.tiles_start(count), tiling.sizes_end(count)
+        # The scratch memory: start and offset of each entry, the codec's part, slots unless the tiles are in place.
         offsets = 8 * entries
-        extra = offsets + 8 * entries
-        slots = extra + -(-self.encode_extra(count, source.dtype) // 256) * 256
-        scratch = stream.device.alloc(slots + (0 if in_place else tiling.room(count)))
+        codec_part = offsets + 8 * entries
+        slots = codec_part + -(-self.encode_scratch_bytes(count, source.dtype) // 256) * 256
+        scratch = stream.device.alloc(slots + (0 if in_place else tiling.max_tile_bytes(count)))
         job = EncodeJob(
             source,
             tiling.tiles(count),
             header=to.address,
             sizes=to.address + tiling.header,
             starts=scratch.address,
-            slots=to.address + front if in_place else scratch.address + slots,
-            extra=scratch.address + extra,
+            slots=to.address + tiles_start if in_place else scratch.address + slots,
+            scratch=scratch.address + codec_part,
         )
-        mailbox, end_of_sizes = Mailbox(stream), tiling.end_of_sizes(count)
-        if end_of_sizes < front:  # what was in this memory before must not travel
-            stream.fill(to.address + end_of_sizes, 0, front - end_of_sizes)
+        result = KernelResult(stream)
+        if sizes_end < tiles_start:  # previous contents of the memory must not be sent
+            stream.fill(to.address + sizes_end, 0, tiles_start - sizes_end)
         self.encode_tiles(job, stream)
-        stream.launch("tiles_offsets", 1, job.sizes, entries, scratch.address + offsets, mailbox.size)
-        joined = (job.slots, job.starts, job.sizes, scratch.address + offsets, to.address + front)
+        stream.launch("tiles_offsets", 1, job.sizes, entries, scratch.address + offsets, result.size)
+        joined = (job.slots, job.starts, job.sizes, scratch.address + offsets, to.address + tiles_start)
         stream.launch("tiles_join", entries, *joined, split=not in_place)
         stream.release(scratch)
-        return mailbox.send(stream, lambda size, status: front + size)
+        return result.read_back(stream, lambda size, status: tiles_start + size)
 
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding; nothing in the bytes is believed before it is checked."""
+        """Queue the decoding; sizes and offsets are checked before they are used."""
         self.check_decode(source, nbytes, to, op, stream)
         tiling, count = self.tiling(to.dtype), to.count
-        front = tiling.front(count) if count else 0
-        if nbytes < front or (nbytes and not count):
-            return self.refuse(count, f"{nbytes} bytes")
+        tiles_start = tiling.tiles_start(count) if count else 0
+        if nbytes < tiles_start or (nbytes and not count):
+            return self.failed(count, f"{nbytes} bytes")
         if not count:
             return self.empty()
         entries = tiling.entries(count)
-        extra = 8 * (entries + 1)
-        scratch = stream.device.alloc(extra + self.decode_extra(to.dtype))
-        mailbox = Mailbox(stream)
-        sizes, tiles = source.address + tiling.header, source.address + front
+        codec_part = 8 * (entries + 1)
+        scratch = stream.device.alloc(codec_part + self.decode_scratch_bytes(to.dtype))
+        offsets, codec_scratch = scratch.address, scratch.address + codec_part
+        result = KernelResult(stream)
+        sizes, tiles = source.address + tiling.header, source.address + tiles_start
         largest = max(tiling.slot, tiling.table)
-        stream.launch("tiles_open", 1, sizes, entries, nbytes - front, scratch.address, 4, largest, mailbox.status)
-        self.decode_tiles(
-            source.address, tiles, scratch.address, scratch.address + extra, to, OPS[op], mailbox.status, stream
-        )
+        stream.launch("tiles_open", 1, sizes, entries, nbytes - tiles_start, offsets, 4, largest, result.status)
+        self.decode_tiles(source.address, tiles, offsets, codec_scratch, to, OPS[op], result.status, stream)
         stream.release(scratch)
-        return mailbox.send(stream, partial(self.decoded, count, nbytes))
-
-
-# Packages that some codecs need and that may be missing.
-
-
-def needed(package: str, topic: str, remedy: str) -> Any:
-    """Import a package for what `topic` names, or say how to get it."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise DeviceError(topic, expected=f"the package {package}", got=str(error), remedy=remedy) from error
+        return result.read_back(stream, partial(self.decoded_size, count, nbytes))

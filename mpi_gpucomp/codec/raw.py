@@ -1,4 +1,4 @@
-"""No codec: the bytes travel as they are."""
+"""The codec `none`: bytes are sent raw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCE_TILE = 1024
 
 
 class Raw(KernelCodec):
-    """Bytes as they are."""
+    """A copy without encoding."""
 
     name: ClassVar[str] = "none"
     lossless: ClassVar[bool] = True
@@ -33,31 +33,31 @@ class Raw(KernelCodec):
 
     @property
     def wire_id(self) -> int:
-        """Zero: there is no format."""
+        """Zero: there is no encoded format."""
         return 0
 
     def encoded_size(self, count: int, dtype: DType) -> int:
-        """Bytes of the elements."""
+        """Return the bytes of the elements."""
         return count * dtype.itemsize
 
     def max_encoded(self, count: int, dtype: DType) -> int:
-        """Bytes of the elements."""
+        """Return the bytes of the elements."""
         return count * dtype.itemsize
 
     def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
         """Queue a copy."""
         self.check_encode(source, to, stream)
         stream.copy(to.address, source.address, source.nbytes)
-        return self.after(stream, source.nbytes)
+        return self.recorded(stream, source.nbytes)
 
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
         """Queue a copy, or a reduction."""
         self.check_decode(source, nbytes, to, op, stream)
         if nbytes != to.nbytes:
-            return self.refuse(to.count, f"{nbytes} bytes instead of {to.nbytes}")
+            return self.failed(to.count, f"{nbytes} bytes instead of {to.nbytes}")
         if op == "replace":
             stream.copy(to.address, source.address, nbytes)
         else:
             tiles = -(-to.count // REDUCE_TILE)
             stream.launch(f"reduce_{to.dtype.suffix}", tiles, to.address, source.address, to.count, OPS[op])
-        return self.after(stream, nbytes)
+        return self.recorded(stream, nbytes)

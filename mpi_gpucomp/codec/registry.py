@@ -1,10 +1,10 @@
-"""The codecs by name, and the spec strings that users write: `name` or `name:parameter=value,...`.
+"""Codecs by name, and the spec strings that users write: `name` or `name:parameter=value,...`.
 
-A codec of your own needs the contract of `codec.base.Codec` and one line:
+To add a codec, implement `codec.base.Codec` and register it:
 
     register("mine", lambda parameters: Mine(**parameters), "what it is good for")
 
-after which `find("mine:level=3")` calls the factory with {"level": "3"}.
+`get_codec("mine:level=3")` then calls the factory with {"level": "3"}.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.codec.base import Codec
 from mpi_gpucomp.codec.bound import Bound
 from mpi_gpucomp.codec.cast import Cast
-from mpi_gpucomp.codec.general import FORMATS
+from mpi_gpucomp.codec.general import GENERAL_CODECS
 from mpi_gpucomp.codec.mpc import Mpc
 from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.codec.split import Split
@@ -31,9 +31,9 @@ __all__ = ["CodecEntry", "get_codec", "register", "registered"]
 
 
 class CodecEntry(NamedTuple):
-    """A codec that can be asked for: how it is made, what it is good for, and an example of its spec."""
+    """A registered codec: its factory, what it is good for, and an example of its spec."""
 
-    make: Callable[[dict[str, str]], Codec]
+    create: Callable[[dict[str, str]], Codec]
     purpose: str
     example: str
 
@@ -42,31 +42,35 @@ _entries: dict[str, CodecEntry] = {}
 
 
 def register(
-    name: str, make: Callable[[dict[str, str]], Codec], purpose: str, *, example: str = "", replace: bool = False
+    name: str, create: Callable[[dict[str, str]], Codec], purpose: str, *, example: str = "", replace: bool = False
 ) -> None:
-    """Add a codec under a name, made from the parameters of its spec; `replace` allows a name that is taken."""
-    if not name.isidentifier() or (name in _entries and not replace):
+    """Register a factory, called with the parameters of the spec; `replace` allows a name that is in use."""
+    if not name.isidentifier():
+        raise SpecError(
+            "name of a codec", expected="an identifier", got=f"'{name}'", remedy="Choose a name like zfp or my_codec."
+        )
+    if name in _entries and not replace:
         raise SpecError(
             "name of a codec",
-            expected="an identifier that is not taken",
+            expected="a name that is not in use",
             got=f"'{name}'",
-            remedy="Choose another name, or pass replace=True to take the place of the one that is there.",
+            remedy="Choose another name, or pass replace=True to replace the registered codec.",
         )
-    _entries[name] = CodecEntry(make, purpose, example or name)
+    _entries[name] = CodecEntry(create, purpose, example or name)
     _parsed.cache_clear()
 
 
 def registered() -> dict[str, CodecEntry]:
-    """Return all codecs by name."""
+    """Return all registered codecs by name."""
     return dict(_entries)
 
 
 def get_codec(spec: str | Codec) -> Codec:
-    """Return the codec of a spec string; a codec is returned as it is."""
+    """Return the codec of a spec string; a Codec is returned unchanged."""
     if isinstance(spec, Codec):
         return spec
     if not isinstance(spec, str):
-        raise _wrong(repr(spec), "")
+        raise _unknown_codec(repr(spec), "")
     return _parsed(spec)
 
 
@@ -75,7 +79,7 @@ def _parsed(spec: str) -> Codec:
     name, _, rest = spec.strip().partition(":")
     entry = _entries.get(name)
     if entry is None:
-        raise _wrong(f"'{spec}'", name)
+        raise _unknown_codec(f"'{spec}'", name)
     parameters = {}
     for part in rest.split(",") if rest else ():
         key, _, value = part.strip().partition("=")
@@ -84,31 +88,31 @@ def _parsed(spec: str) -> Codec:
                 f"codec {name}", expected="each parameter once", got=f"'{spec}'", remedy=f"Write {entry.example}."
             )
         parameters[key] = value
-    return entry.make(parameters)
+    return entry.create(parameters)
 
 
-def _wrong(got: str, name: str) -> SpecError:
+def _unknown_codec(got: str, name: str) -> SpecError:
     near = get_close_matches(name, _entries, 1)
     remedy = f"Did you mean {near[0]}?" if near else "Write for example zfp:rate=8, split or none."
     if name == "delta":
-        remedy = "It remembers what it has sent: pass it to Bcast_init, or to the syncs of mpi_gpucomp.torch."
+        remedy = "delta keeps state between calls: pass it to Bcast_init, or to the syncs of mpi_gpucomp.torch."
     return SpecError("codec", expected=f"one of {', '.join(sorted(_entries))}", got=got, remedy=remedy)
 
 
-def _register_own() -> None:
-    own: tuple[tuple[type[Raw | Zfp | Mpc | Bound | Split | Cast | Auto], str, str], ...] = (
-        (Raw, "bytes as they are", "none"),
-        (Split, "any floats, weights and gradients above all", "split"),
+def _register_builtin() -> None:
+    builtin: tuple[tuple[type[Raw | Zfp | Mpc | Bound | Split | Cast | Auto], str, str], ...] = (
+        (Raw, "no encoding", "none"),
+        (Split, "floats, especially weights and gradients", "split"),
         (Mpc, "smooth floats", "mpc:stride=4"),
-        (Zfp, "floats, at a size that is known in advance", "zfp:rate=8"),
-        (Bound, "floats, with an error that is known in advance", "bound:rel=1e-4"),
-        (Cast, "floats in fewer bits", "cast:bf16"),
-        (Auto, "any values: what gets each chunk there soonest", "auto"),
+        (Zfp, "floats, with a fixed compressed size", "zfp:rate=8"),
+        (Bound, "floats, with a bounded error", "bound:rel=1e-4"),
+        (Cast, "floats, rounded to half the size", "cast:bf16"),
+        (Auto, "any values: the fastest lossless codec per chunk", "auto"),
     )
-    for codec, purpose, example in own:
+    for codec, purpose, example in builtin:
         register(codec.name, codec.from_parameters, purpose, example=example)
-    for general in FORMATS:
+    for general in GENERAL_CODECS:
         register(general.name, general.from_parameters, "any bytes", example=general.name)
 
 
-_register_own()
+_register_builtin()

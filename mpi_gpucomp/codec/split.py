@@ -1,4 +1,4 @@
-"""Lossless for floats: the exponents entropy-coded, signs and mantissas as they are. For weights and gradients."""
+"""The codec `split`: lossless for floats, with entropy-coded exponents and raw signs and mantissas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TILINGS = {name: _tiling(name) for name in SYMBOLS}
 
 
 class Split(TiledCodec):
-    """Interleaved rANS over exponents, with one table of frequencies for the chunk."""
+    """Interleaved rANS over exponents, with one frequency table per chunk. For weights and gradients."""
 
     name: ClassVar[str] = "split"
     lossless: ClassVar[bool] = True
@@ -47,38 +47,38 @@ class Split(TiledCodec):
         return 0x04 << 24 | 1 << 16
 
     def tiling(self, dtype: DType) -> Tiling:
-        """Large tiles, because each pays for 32 states."""
+        """Return large tiles: each has the overhead of 32 rANS states."""
         return TILINGS[dtype.name]
 
-    def encode_extra(self, count: int, dtype: DType) -> int:
-        """Room for the counts of the exponents, and for the encoder's table."""
+    def encode_scratch_bytes(self, count: int, dtype: DType) -> int:
+        """Return the bytes for the histogram of exponents and the encoder's table."""
         return 3 * 4 * SYMBOLS[dtype.name]
 
-    def decode_extra(self, dtype: DType) -> int:
-        """Room for the decoder's slots."""
+    def decode_scratch_bytes(self, dtype: DType) -> int:
+        """Return the bytes for the decoder's lookup table."""
         return SCALE * (8 if dtype.name == "float64" else 4)
 
     def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
-        """Queue the encoding; more elements than can be counted in 32 bits travel raw."""
+        """Queue the encoding; buffers of 2**32 elements or more are sent raw."""
         if source.count < 1 << 32:
             return super().encode(source, to, stream)
         return Pending(lambda: True, lambda: None)
 
     def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
-        """Queue the counting, the table and the coding."""
+        """Queue the histogram, the table and the encoding kernel."""
         source, suffix, symbols = job.source, job.source.dtype.suffix, SYMBOLS[job.source.dtype.name]
-        counts, table = job.extra, job.extra + 4 * symbols
-        where, grain = (job.slots, job.sizes, job.starts), self.tiling(source.dtype).grain
+        counts, table = job.scratch, job.scratch + 4 * symbols
+        addresses, grain = (job.slots, job.sizes, job.starts), self.tiling(source.dtype).grain
         stream.fill(counts, 0, 4 * symbols)
         stream.launch(f"split_count_{suffix}", job.tiles, source.address, source.count, counts, grain=grain)
-        stream.launch(f"split_tables_{suffix}", 1, counts, source.count, table, *where)
-        stream.launch(f"split_encode_{suffix}", job.tiles, source.address, source.count, table, *where, grain=grain)
+        stream.launch(f"split_tables_{suffix}", 1, counts, source.count, table, *addresses)
+        stream.launch(f"split_encode_{suffix}", job.tiles, source.address, source.count, table, *addresses, grain=grain)
 
     def decode_tiles(
-        self, header: int, tiles: int, offsets: int, extra: int, to: Buffer, op: int, status: int, stream: Stream
+        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
     ) -> None:
-        """Queue the layout of the table and the decoding."""
+        """Queue the lookup table and the decoding kernel."""
         suffix, tiling = to.dtype.suffix, self.tiling(to.dtype)
-        stream.launch(f"split_open_{suffix}", 1, tiles, offsets, extra, status)
-        args = (tiles, offsets, extra, to.count, to.address, op, status)
+        stream.launch(f"split_open_{suffix}", 1, tiles, offsets, scratch, status)
+        args = (tiles, offsets, scratch, to.count, to.address, op, status)
         stream.launch(f"split_decode_{suffix}", tiling.tiles(to.count), *args, grain=tiling.grain)

@@ -1,4 +1,4 @@
-"""Where buffers live and kernels run: the processor and CUDA GPUs behind one contract."""
+"""Buffers, memory, streams and kernels of the host and of CUDA GPUs behind one contract."""
 
 from mpi_gpucomp.device.base import DTYPES, Device, DType, Event, Memory, Stream, dtype_of_code, dtype_of_name
 from mpi_gpucomp.device.buffer import Buffer, as_buffer, order_after

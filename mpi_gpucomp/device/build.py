@@ -1,7 +1,7 @@
 """Builds the host library from `kernels/`: one shared library per instruction set, no Python headers.
 
-Run by the package's own build, and by hand in a plain checkout: `python mpi_gpucomp/device/build.py`. It imports
-nothing of the package, so that it works before anything is installed.
+setup.py runs it; in a checkout run `python mpi_gpucomp/device/build.py`. It imports nothing of the package, so that it
+works before anything is installed.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ __all__ = ["LIBRARIES", "build", "kernels_directory", "library_directory"]
 COMMON_FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"),
-    # The same bytes as on a GPU need the same roundings and the same wrap-around.
+    # For the same bytes as on a GPU: the same rounding and integer wrap-around.
     *("-ffp-contract=off", "-fwrapv"),
-    # Streams are bytes that are read and written in words of several sizes.
+    # Encoded bytes are accessed in words of several sizes.
     "-fno-strict-aliasing",
-    # Loops with floating point become vector instructions only where nobody watches the floating-point flags.
+    # Floating-point loops are vectorised only if errno and exception flags need not be kept.
     *("-fno-math-errno", "-fno-trapping-math"),
 ]
 
 X86_LEVELS = {"baseline": [], "x86-64-v3": ["-march=x86-64-v3"], "x86-64-v4": ["-march=x86-64-v4"]}
 LIBRARIES = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": []}
-"""The instruction sets built for this processor family, least to most demanding."""
+"""The instruction sets built for this processor family, lowest first."""
 
 _HERE = Path(__file__).resolve().parent
 
 
 def library_directory() -> Path:
-    """Where the built libraries lie: beside this file."""
+    """Return the directory of the built libraries."""
     return _HERE / "lib"
 
 
 def kernels_directory() -> Path:
-    """Where the kernel texts lie: inside an installed package, or beside it in a checkout."""
+    """Return the directory of the kernel sources: in the installed package, or beside it in a checkout."""
     installed = _HERE.parent / "kernels"
     return installed if installed.is_dir() else _HERE.parents[1] / "kernels"
 
 
 def build(kernels: Path, to: Path, *, extra_flags: list[str] | None = None, only: str | None = None) -> list[Path]:
-    """Compile every family for every instruction set, at most one job per core, and link the libraries into `to`."""
+    """Compile every family for every instruction set, one job per core, and link the libraries into `to`."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     flags = [*COMMON_FLAGS, *(extra_flags or [])]
     levels = {name: march for name, march in LIBRARIES.items() if only in (None, name)}

@@ -1,7 +1,7 @@
-"""A CUDA GPU as a device, over CuPy; it adds no logic of its own.
+"""A CUDA GPU as a device: a thin layer over CuPy.
 
-CuPy is imported when the first device is made. Every call makes its device the current one for its own length, so that
-several GPUs can be used from any thread.
+CuPy is imported when the first device is created. Every call makes its device current for its duration, so that any
+thread can use several GPUs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.device import library as nvrtc
+from mpi_gpucomp.device import library
 from mpi_gpucomp.device.base import Device, Event, Memory, Stream
 from mpi_gpucomp.device.pool import Pool
 from mpi_gpucomp.errors import DeviceError
@@ -23,11 +23,11 @@ __all__ = ["CudaDevice", "CudaEvent", "CudaStream", "current_stream", "order_aft
 WARPS_PER_BLOCK = 4  # as in kernels/simt.h
 THREADS_PER_BLOCK = 32 * WARPS_PER_BLOCK
 BLOCKS_PER_MULTIPROCESSOR = 16
-LEGACY_STREAM = 1  # CUDA's name for the stream that 0 stands for
+LEGACY_STREAM = 1  # CUDA's explicit handle of the legacy default stream, which 0 also names
 
 
 def _cupy(name: str) -> Any:
-    """Import CuPy for a device, or say what is missing."""
+    """Import CuPy, or raise a DeviceError."""
     try:
         return import_module("cupy")
     except ImportError as error:
@@ -40,49 +40,49 @@ def _cupy(name: str) -> Any:
 
 
 class CudaEvent(Event):
-    """A place in a CUDA stream."""
+    """A position in a CUDA stream."""
 
     def __init__(self, event: Any, failures: list[BaseException]) -> None:
         """Wrap a recorded CuPy event; `failures` are those of its stream."""
         self.handle, self._failures = event, failures
 
     def done(self) -> bool:
-        """Say whether the stream has passed this place; never waits."""
+        """Return True if the stream has passed this position; never blocks."""
         return bool(self.handle.done)
 
     def wait(self) -> None:
-        """Wait until the stream has passed this place; raise what went wrong before it."""
+        """Block until the stream has passed this position; raise if earlier work failed."""
         try:
             self.handle.synchronize()
-        except Exception as error:  # CuPy's error types are known only where CuPy is
+        except Exception as error:  # CuPy's error types cannot be imported without CuPy
             raise DeviceError(
                 "stream of a GPU",
-                expected="work that runs to its end",
+                expected="work that completes",
                 got=f"'{error}'",
-                remedy="Run again with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) to see which kernel it was.",
+                remedy="Run again with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) to find the kernel that failed.",
             ) from error
         if self._failures:
             raise self._failures.pop()
 
 
 class CudaStream(Stream):
-    """A CUDA stream that does not wait for the default stream."""
+    """A non-blocking CUDA stream: it does not synchronise with the default stream."""
 
     device: CudaDevice
 
     def __init__(self, device: CudaDevice) -> None:
-        """Make a non-blocking stream on `device`."""
+        """Create a stream of `device`."""
         self.device = device
         self._cuda = device.cupy.cuda
         self._failures: list[BaseException] = []
-        self._parting: deque[tuple[CudaEvent, Memory]] = deque()
+        self._deferred: deque[tuple[CudaEvent, Memory]] = deque()
         with device.current:
             self.handle = self._cuda.Stream(non_blocking=True)
 
     def launch(self, kernel: str, tiles: int, *args: int | float, split: bool = True, grain: int = 64) -> None:
-        """Queue a kernel, one warp for a tile; `split=False` keeps it to one block."""
+        """Queue a kernel, one warp per tile; `split=False` limits it to one block."""
         blocks = -(-tiles // WARPS_PER_BLOCK) if split else 1
-        grid = (max(1, min(blocks, self.device.most_blocks)),)
+        grid = (max(1, min(blocks, self.device.max_blocks)),)
         numbers = [x if isinstance(x, float) else int(x) for x in args]  # CuPy would pass a bool as one byte
         with self.device.current:
             self.device.kernel(kernel)(grid, (THREADS_PER_BLOCK,), (0, tiles, *numbers), stream=self.handle)
@@ -94,51 +94,51 @@ class CudaStream(Stream):
             runtime.memcpyAsync(to, source, nbytes, runtime.memcpyDefault, self.handle.ptr)
 
     def fill(self, to: int, byte: int, nbytes: int) -> None:
-        """Queue the setting of bytes to one value."""
+        """Queue a memset."""
         with self.device.current:
             self._cuda.runtime.memsetAsync(to, byte, nbytes, self.handle.ptr)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Call `work`, whose CuPy work goes to this stream."""
+        """Call `work` with this stream as CuPy's current one."""
         with self.device.current, self.handle:
             work()
 
     def release(self, memory: Memory) -> None:
-        """Give memory back once what is queued so far is done, which is looked at from time to time."""
-        self._parting.append((self.record(), memory))
-        self._part()
+        """Return memory to its pool once the work queued so far has completed, which later calls poll for."""
+        self._deferred.append((self.record(), memory))
+        self._release_deferred()
 
-    def _part(self) -> None:
-        while self._parting and self._parting[0][0].done():
-            self._parting.popleft()[1].release()
+    def _release_deferred(self) -> None:
+        while self._deferred and self._deferred[0][0].done():
+            self._deferred.popleft()[1].release()
 
     def record(self) -> CudaEvent:
-        """Mark this place in the stream."""
+        """Record an event at the current end of the stream."""
         with self.device.current:
-            event = self._cuda.Event(block=True, disable_timing=True)  # a thread that waits sleeps
+            event = self._cuda.Event(block=True, disable_timing=True)  # block: a waiting thread sleeps
             return CudaEvent(self.handle.record(event), self._failures)
 
     def wait(self, event: Event) -> None:
-        """Hold later work of this stream until `event` is done; the caller does not wait."""
+        """Make later work of this stream wait for `event`; does not block the caller."""
         with self.device.current:
             if isinstance(event, CudaEvent):
                 self.handle.wait_event(event.handle)
             else:
-                self.handle.launch_host_func(self._hold, event)
+                self.handle.launch_host_func(self._wait_on_host, event)
 
-    def _hold(self, event: Event) -> None:
+    def _wait_on_host(self, event: Event) -> None:
         try:
             event.wait()
-        except BaseException as error:  # CUDA's own thread would lose it
+        except BaseException as error:  # an exception in CUDA's callback thread would be lost
             self._failures.append(error)
 
     def synchronize(self) -> None:
-        """Wait for everything queued so far; raise what went wrong."""
+        """Block until all work queued so far has completed; raise if any of it failed."""
         self.record().wait()
-        self._part()
+        self._release_deferred()
 
     def close(self) -> None:
-        """Finish what is queued."""
+        """Complete the queued work."""
         self.synchronize()
 
 
@@ -148,12 +148,12 @@ class CudaDevice(Device):
     appends_in_place = False
 
     def __init__(self, ordinal: int) -> None:
-        """Use the GPU with this number."""
+        """Use the GPU with this ordinal."""
         self.name = f"cuda:{ordinal}"
         self.cupy = _cupy(self.name)
         _check_present(self.name, self.cupy.cuda.runtime, ordinal)
         self._ordinal = ordinal
-        self.most_blocks = self.current.attributes["MultiProcessorCount"] * BLOCKS_PER_MULTIPROCESSOR
+        self.max_blocks = self.current.attributes["MultiProcessorCount"] * BLOCKS_PER_MULTIPROCESSOR
         self._capability = int(self.current.compute_capability)
         self._modules: dict[str, Any] = {}
         self._kernels: dict[str, Any] = {}
@@ -162,30 +162,30 @@ class CudaDevice(Device):
 
     @property
     def current(self) -> Any:
-        """Make this GPU the current one for the length of a `with`."""
+        """Context manager that makes this GPU current."""
         return self.cupy.cuda.Device(self._ordinal)
 
     def alloc(self, nbytes: int) -> Memory:
-        """Take memory of the GPU from its pool."""
+        """Allocate GPU memory from the pool."""
         return self.pool.take(nbytes)
 
     def pinned(self, nbytes: int) -> Memory:
-        """Take page-locked host memory from its pool."""
+        """Allocate page-locked host memory from its pool."""
         return self.pinned_pool.take(nbytes)
 
     def stream(self) -> CudaStream:
-        """Make a new stream."""
+        """Create a stream."""
         return CudaStream(self)
 
     def kernel(self, name: str) -> Any:
-        """Return the kernel of this name, compiled and loaded once."""
-        found = self._kernels.get(name)
-        if found is None:
-            family = nvrtc.family_of(name)
+        """Return the kernel of this name; compiles and loads its family on first use."""
+        function = self._kernels.get(name)
+        if function is None:
+            family = library.family_of(name)
             if family not in self._modules:
-                self._modules[family] = self.cupy.RawModule(path=str(nvrtc.compiled(family, self._capability)))
-            found = self._kernels[name] = self._modules[family].get_function(name).kernel
-        return found
+                self._modules[family] = self.cupy.RawModule(path=str(library.cubin_path(family, self._capability)))
+            function = self._kernels[name] = self._modules[family].get_function(name).kernel
+        return function
 
     def _allocate(self, kind: Any, nbytes: int) -> tuple[int, object]:
         with self.current:
@@ -195,21 +195,21 @@ class CudaDevice(Device):
 
 def _check_present(name: str, runtime: Any, ordinal: int) -> None:
     try:
-        found = f"{runtime.getDeviceCount()} of them"
+        found = f"{runtime.getDeviceCount()} GPUs"
         if ordinal < runtime.getDeviceCount():
             return
     except runtime.CUDARuntimeError as error:
         found = f"'{error}'"
     raise DeviceError(
         f"device {name}",
-        expected="a CUDA GPU of this number",
+        expected="a CUDA GPU with this ordinal",
         got=found,
         remedy="Check the driver with nvidia-smi and CUDA_VISIBLE_DEVICES, or use the device 'host'.",
     )
 
 
 def order_after(stream: CudaStream, producer: int | Callable[[int], object], ordinal: int) -> None:
-    """Hold later work of `stream` for what is queued on a producer's stream (a handle), or let the producer do it."""
+    """Make later work of `stream` wait for the producer's stream, given as a handle or as the producer's function."""
     cuda = stream.device.cupy.cuda
     with cuda.Device(ordinal):
         if callable(producer):
@@ -227,14 +227,14 @@ def current_stream(ordinal: int) -> int:
 
 
 def ordinal_of(address: int) -> int:
-    """Return the number of the GPU that an address belongs to: the current one where there is no address."""
+    """Return the ordinal of the GPU that an address belongs to; of the current GPU for address 0."""
     runtime = _cupy("cuda").cuda.runtime
     try:
         return int(runtime.pointerGetAttributes(address).device if address else runtime.getDevice())
     except runtime.CUDARuntimeError as error:
         raise DeviceError(
             "device cuda",
-            expected=f"a GPU that address {address:#x} belongs to",
-            got=f"'{error}'",
+            expected="an address of a GPU",
+            got=f"{address:#x}: '{error}'",
             remedy="Check the driver with nvidia-smi.",
         ) from error

@@ -1,8 +1,11 @@
-"""Loads the host library: of the builds that are there, the most demanding one that this processor runs.
+"""Kernel binaries: loads the host library, and compiles kernels for GPUs with NVRTC.
 
-The environment variable `MPI_GPUCOMP_HOST_LIBRARY` forces one build, by its name or by the path of a file (of a debug
-build, say). There is no slow path behind it: without a library the first use of a kernel is an error that says how to
-get one.
+The host library is the installed build with the highest instruction set that this processor supports. The environment
+variable `MPI_GPUCOMP_HOST_LIBRARY` selects a build by name or by path (a debug build, for example). There is no
+fallback in Python: without a library the first use of a kernel raises an error that explains how to get one.
+
+GPU code is compiled here and not by CuPy, which always adds `-ftz=true`: denormal numbers would become zero, and the
+encoded bytes would differ from the host's. Compiling needs NVRTC but no GPU; the result is cached on disk.
 """
 
 from __future__ import annotations
@@ -27,37 +30,37 @@ if TYPE_CHECKING:
 __all__ = [
     "OPTIONS",
     "VARIABLE",
-    "Loaded",
+    "HostLibrary",
     "arguments",
-    "choose",
-    "compiled",
+    "cpu_flags",
+    "cubin_path",
     "family_of",
+    "host_library",
     "kernel",
-    "loaded",
-    "processor_flags",
-    "runnable",
+    "select_library",
+    "supported_levels",
 ]
 
 VARIABLE = config.HOST_LIBRARY.variable
 
-# The words that /proc/cpuinfo has for what each level adds to the one below (lzcnt is called abm there).
+# Flags in /proc/cpuinfo that each level adds to the one below (lzcnt is called abm there).
 _V2 = frozenset({"cx16", "popcnt", "ssse3", "sse4_1", "sse4_2"})
 _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_NEEDS: dict[str, frozenset[str]] = {"baseline": frozenset(), "x86-64-v3": _V3, "x86-64-v4": _V4}
+_REQUIRED_FLAGS: dict[str, frozenset[str]] = {"baseline": frozenset(), "x86-64-v3": _V3, "x86-64-v4": _V4}
 
 _log = logging.getLogger("mpi_gpucomp")
 
 
-class Loaded(NamedTuple):
-    """The library in use: its instruction set (`file` where a path was forced), and where it lies."""
+class HostLibrary(NamedTuple):
+    """A build of the host library: its instruction set (`file` for one selected by path), and its path."""
 
     level: str
     path: Path
 
 
-def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return what the processor says it can do; nothing where the system does not tell."""
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the CPU flags of /proc/cpuinfo; empty if there are none."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -65,20 +68,20 @@ def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
-def runnable(flags: frozenset[str]) -> list[str]:
-    """Return the instruction sets that a processor with these flags runs, the most demanding first."""
-    return [level for level in reversed(LIBRARIES) if _NEEDS[level] <= flags]
+def supported_levels(flags: frozenset[str]) -> list[str]:
+    """Return the instruction sets that a processor with these flags supports, highest first."""
+    return [level for level in reversed(LIBRARIES) if _REQUIRED_FLAGS[level] <= flags]
 
 
-def choose(directory: Path, flags: frozenset[str], forced: str | None = None) -> Loaded:
-    """Return the best library in `directory` for a processor with these flags, or the forced one."""
-    if forced is not None and os.sep in forced:
-        return _file(Path(forced))
-    levels = runnable(flags) if forced is None else [_allowed(forced, flags)]
+def select_library(directory: Path, flags: frozenset[str], selected: str | None = None) -> HostLibrary:
+    """Return the best build in `directory` for a processor with these flags, or the selected one."""
+    if selected is not None and os.sep in selected:
+        return _library_file(Path(selected))
+    levels = supported_levels(flags) if selected is None else [_supported(selected, flags)]
     for level in levels:
         path = directory / f"libgpucomp-{level}.so"
         if path.is_file():
-            return Loaded(level, path)
+            return HostLibrary(level, path)
     raise DeviceError(
         "host library",
         expected=f"a library for {' or '.join(levels)} in {directory}",
@@ -88,62 +91,62 @@ def choose(directory: Path, flags: frozenset[str], forced: str | None = None) ->
     )
 
 
-def _file(path: Path) -> Loaded:
+def _library_file(path: Path) -> HostLibrary:
     if path.is_file():
-        return Loaded("file", path)
+        return HostLibrary("file", path)
     raise DeviceError(
         f"environment variable {VARIABLE}",
         expected="the path of a library",
-        got=f"'{path}', where there is no file",
-        remedy="Correct the path, or unset it to get the best library that is installed.",
+        got=f"'{path}', which is not a file",
+        remedy="Correct the path, or unset it to load the best installed build.",
     )
 
 
-def _allowed(forced: str, flags: frozenset[str]) -> str:
-    levels = runnable(flags)
-    if forced in levels:
-        return forced
-    known = forced in LIBRARIES
+def _supported(level: str, flags: frozenset[str]) -> str:
+    levels = supported_levels(flags)
+    if level in levels:
+        return level
+    known = level in LIBRARIES
     raise DeviceError(
         f"environment variable {VARIABLE}",
         expected=f"{' or '.join(levels)}",
-        got=f"{forced}, which this processor does not run" if known else f"'{forced}'",
-        remedy="Choose one of these, or unset it to get the best.",
+        got=f"{level}, which this processor does not support" if known else f"'{level}'",
+        remedy="Set one of these, or unset it to load the best installed build.",
     )
 
 
-def loaded() -> Loaded:
-    """Return the library in use, and load it if that has not happened yet."""
-    return _library()[0]
+def host_library() -> HostLibrary:
+    """Return the library in use; loads it on the first call."""
+    return _load()[0]
 
 
 @cache
-def _library() -> tuple[Loaded, ctypes.CDLL]:
-    chosen = choose(library_directory(), processor_flags(), config.HOST_LIBRARY.get())
+def _load() -> tuple[HostLibrary, ctypes.CDLL]:
+    selected = select_library(library_directory(), cpu_flags(), config.HOST_LIBRARY.get())
     try:
-        library = ctypes.CDLL(str(chosen.path))
+        library = ctypes.CDLL(str(selected.path))
     except OSError as error:
         raise DeviceError(
             "host library",
-            expected=f"a library that loads at {chosen.path}",
+            expected=f"a loadable library at {selected.path}",
             got=str(error),
-            remedy="Build it again on this machine: 'python mpi_gpucomp/device/build.py'.",
+            remedy="Rebuild it on this machine: 'python mpi_gpucomp/device/build.py'.",
         ) from error
-    _log.debug("host library: %s from %s", chosen.level, chosen.path)
-    return chosen, library
+    _log.debug("host library: %s from %s", selected.level, selected.path)
+    return selected, library
 
 
 @cache
 def kernel(name: str) -> Callable[..., None]:
-    """Return the kernel of this name; it takes ctypes values alone (see `arguments`) and releases the GIL."""
-    chosen, library = _library()
+    """Return the host kernel of this name; it takes ctypes values only (see `arguments`) and releases the GIL."""
+    selected, library = _load()
     try:
         function = library[name]
     except AttributeError:
         raise DeviceError(
             f"kernel {name}",
-            expected=f"a kernel in {chosen.path}",
-            got="no such name there",
+            expected=f"a kernel in {selected.path}",
+            got="no such symbol",
             remedy="If the name is right, the library is older than the kernels: 'python mpi_gpucomp/device/build.py'.",
         ) from None
     function.restype = None
@@ -151,44 +154,39 @@ def kernel(name: str) -> Callable[..., None]:
 
 
 def arguments(values: Sequence[int | float]) -> list[Any]:
-    """Turn Python numbers into what kernels take: integers and addresses of 64 bits, doubles."""
+    """Convert Python numbers to kernel arguments: 64-bit integers (also for addresses) and doubles."""
     return [ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x) for x in values]
 
 
-# Compiles a kernel family for one GPU architecture, and keeps the result on disk.
-#
-# CuPy's own compilation is not used because it always adds `-ftz=true`: denormal numbers would become zero, and the
-# encoded bytes would differ from the host's. Compiling needs NVRTC but no GPU.
-
 OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
-"""The roundings of the host: no fused multiply-add, no flushing of denormal numbers."""
+"""NVRTC options for the host's rounding: no fused multiply-add, no flushing of denormal numbers."""
 
 
 def family_of(kernel: str, families: list[str] | None = None) -> str:
-    """Return the family (the stem of a file in `kernels/`) of a kernel: the longest one that its name starts with."""
+    """Return the family (stem of a file in `kernels/`) of a kernel: the longest prefix of its name that is one."""
     known = sorted(path.stem for path in kernels_directory().glob("*.cu")) if families is None else families
-    fitting = [family for family in known if kernel == family or kernel.startswith(f"{family}_")]
-    if not fitting:
+    matching = [family for family in known if kernel == family or kernel.startswith(f"{family}_")]
+    if not matching:
         raise DeviceError(
             f"kernel {kernel}",
             expected=f"a name that starts with {' or '.join(known)}",
             got=f"'{kernel}'",
             remedy=f"Check the name against the files in {kernels_directory()}.",
         )
-    return max(fitting, key=len)
+    return max(matching, key=len)
 
 
-def compiled(family: str, capability: int) -> Path:
-    """Return the file with a family's machine code for a compute capability (90, say), compiled if it is not there."""
+def cubin_path(family: str, capability: int) -> Path:
+    """Return the cached binary of a family for a compute capability (90, for example); compile it if missing."""
     target = _target(capability)
     path = _cache_directory() / f"mpi_gpucomp-{family}-{target}-{_digest(family)}.cubin"
     if not path.is_file():
-        _write_whole(path, _compile(family, target))
+        _write_atomically(path, _compile(family, target))
     return path
 
 
 def _target(capability: int) -> str:
-    """Machine code where NVRTC knows the GPU, else the newest portable code, which the driver translates."""
+    """Return machine code for a GPU that NVRTC supports, else the newest PTX, which the driver translates."""
     known = import_module("cupy_backends.cuda.libs.nvrtc").getSupportedArchs()
     return f"sm_{capability}" if capability in known else f"compute_{max(x for x in known if x <= capability)}"
 
@@ -203,9 +201,9 @@ def _compile(family: str, target: str) -> bytes:
     except nvrtc.NVRTCError as error:
         raise DeviceError(
             f"kernels {family}.cu for {target}",
-            expected="code that NVRTC compiles",
+            expected="a successful NVRTC compilation",
             got=f"{error}\n{nvrtc.getProgramLog(program)}",
-            remedy="Install the NVRTC that belongs to your CuPy ('pip install mpi_gpucomp[cuda13]').",
+            remedy="Install the NVRTC version that matches your CuPy ('pip install mpi_gpucomp[cuda13]').",
         ) from error
     finally:
         nvrtc.destroyProgram(program)
@@ -214,12 +212,12 @@ def _compile(family: str, target: str) -> bytes:
 
 @cache
 def _digest(family: str) -> str:
-    """Name the text: the family, every header, the options and the compiler, any of which may change."""
+    """Hash everything that the binary depends on: the family, every header, the options and the compiler."""
     kernels = kernels_directory()
-    said = hashlib.sha256(repr((OPTIONS, import_module("cupy_backends.cuda.libs.nvrtc").getVersion())).encode())
+    digest = hashlib.sha256(repr((OPTIONS, import_module("cupy_backends.cuda.libs.nvrtc").getVersion())).encode())
     for path in [kernels / f"{family}.cu", *sorted(kernels.glob("*.h"))]:
-        said.update(path.read_bytes())
-    return said.hexdigest()[:16]
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _cache_directory() -> Path:
@@ -228,8 +226,8 @@ def _cache_directory() -> Path:
     return directory
 
 
-def _write_whole(path: Path, code: bytes) -> None:
-    """Write a file that other processes see whole or not at all."""
+def _write_atomically(path: Path, code: bytes) -> None:
+    """Write a file so that other processes see all of it or nothing."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(code)
     os.replace(file.name, path)

@@ -1,11 +1,11 @@
-"""Strided elements to contiguous memory and back, and many small tensors to one bucket and back, one launch each."""
+"""Packs strided elements into contiguous memory and many small buffers into one bucket, and back; one launch each."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.device.buffer import coalesce
+from mpi_gpucomp.device.buffer import coalesce_dimensions
 from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
@@ -17,91 +17,98 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "gather", "scatter"]
 
 TILE = 1024
-PIECE = 1 << 16
-"""Bytes that one tile of a bucket moves at most."""
+COPY_BYTES = 1 << 16
+"""Maximum bytes that one tile of a bucket kernel copies."""
 
 
 def gather(source: Buffer, to: Memory, stream: Stream) -> None:
-    """Queue the copying of a buffer's elements, in C order, into contiguous memory."""
+    """Queue the packing of a buffer's elements, in C order, into contiguous memory."""
     _check(source, to, stream)
-    _move("gather", source, to, stream)
+    _launch("gather", source, to, stream)
 
 
 def scatter(source: Memory, to: Buffer, stream: Stream) -> None:
-    """Queue the copying of contiguous elements to where a buffer's elements are."""
+    """Queue the unpacking of contiguous elements into a buffer."""
     _check(to, source, stream)
-    _move("scatter", to, source, stream)
+    _launch("scatter", to, source, stream)
 
 
-def _move(way: str, strided: Buffer, contiguous: Memory, stream: Stream) -> None:
-    """Queue the kernel; a buffer without gaps is a plain copy."""
+def _launch(direction: str, strided: Buffer, contiguous: Memory, stream: Stream) -> None:
+    """Queue the kernel, or a copy for a contiguous buffer."""
     if strided.strides is None:
-        ends = (contiguous.address, strided.address) if way == "gather" else (strided.address, contiguous.address)
+        ends = (contiguous.address, strided.address) if direction == "gather" else (strided.address, contiguous.address)
         stream.copy(*ends, strided.nbytes)
         return
-    shape, strides = coalesce(strided.shape, strided.strides, strided.dtype.itemsize)
-    layout = _numbers((*shape, *strides), stream)
+    shape, strides = coalesce_dimensions(strided.shape, strided.strides, strided.dtype.itemsize)
+    layout = _upload_integers((*shape, *strides), stream)
     args = (contiguous.address, strided.count, len(shape), layout.address, layout.address + 8 * len(shape))
-    kernel = f"pack_{way}_{strided.dtype.itemsize}"
+    kernel = f"pack_{direction}_{strided.dtype.itemsize}"
     stream.launch(kernel, -(-strided.count // TILE), strided.address, *args)
     stream.release(layout)
 
 
-def _numbers(values: Sequence[int], stream: Stream) -> Memory:
-    """Put whole numbers where kernels of the stream's device can read them."""
+def _upload_integers(values: Sequence[int], stream: Stream) -> Memory:
+    """Store integers in memory that kernels of the stream's device can read."""
     memory = stream.device.pinned(8 * len(values))
     (ctypes.c_int64 * len(values)).from_address(memory.address)[:] = list(values)
     return memory
 
 
 def _check(buffer: Buffer, contiguous: Memory, stream: Stream) -> None:
-    if buffer.device != stream.device.name or contiguous.nbytes < buffer.nbytes:
+    if buffer.device != stream.device.name:
         raise BufferSpecError(
             "packing",
-            expected=f"elements on {stream.device.name}, where the stream is, and {buffer.nbytes} bytes for them",
-            got=f"elements on {buffer.device} and {contiguous.nbytes} bytes",
-            remedy="Use a stream of the buffer's device, and memory for all of its elements.",
+            expected=f"elements on {stream.device.name}, the stream's device",
+            got=f"elements on {buffer.device}",
+            remedy="Use a stream of the buffer's device.",
+        )
+    if contiguous.nbytes < buffer.nbytes:
+        raise BufferSpecError(
+            "packing",
+            expected=f"memory of {buffer.nbytes} bytes for the packed elements",
+            got=f"{contiguous.nbytes}",
+            remedy="Allocate memory for all elements.",
         )
 
 
 class Bucket:
-    """Many contiguous buffers that travel as one: their bytes one behind the other, each at a multiple of 16."""
+    """Many contiguous buffers packed into one: back to back, each aligned to 16 bytes."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
-        """Lay the buffers out; they stay what they are."""
-        self._pieces: list[int] = []
+        """Lay out the buffers; copies nothing."""
+        self._copies: list[int] = []
         self.nbytes = 0
-        """Bytes of the whole bucket."""
+        """Size of the bucket in bytes."""
         for number, buffer in enumerate(buffers):
             if buffer.strides is not None or buffer.device != buffers[0].device:
                 layout = "contiguous" if buffer.contiguous else "strided"
                 raise BufferSpecError(
                     f"buffer {number} of a bucket",
-                    expected=f"contiguous elements on {buffers[0].device}, where the first buffer is",
+                    expected=f"contiguous elements on {buffers[0].device}, the first buffer's device",
                     got=f"{layout} ones on {buffer.device}",
-                    remedy="Gather strided elements first, and make a bucket for each device.",
+                    remedy="Gather strided elements first, and use one bucket per device.",
                 )
-            for at in range(0, buffer.nbytes, PIECE):
-                self._pieces += (buffer.address + at, self.nbytes + at, min(PIECE, buffer.nbytes - at))
+            for at in range(0, buffer.nbytes, COPY_BYTES):
+                self._copies += (buffer.address + at, self.nbytes + at, min(COPY_BYTES, buffer.nbytes - at))
             self.nbytes += -(-buffer.nbytes // 16) * 16
 
     def fill(self, bucket: Memory, stream: Stream) -> None:
-        """Queue the copying of all buffers into the bucket."""
-        self._move(bucket, stream, 0)
+        """Queue the copy of all buffers into the bucket."""
+        self._launch(bucket, stream, 0)
 
     def empty(self, bucket: Memory, stream: Stream) -> None:
-        """Queue the copying of the bucket's bytes back to the buffers."""
-        self._move(bucket, stream, 1)
+        """Queue the copy of the bucket back to the buffers."""
+        self._launch(bucket, stream, 1)
 
-    def _move(self, bucket: Memory, stream: Stream, direction: int) -> None:
+    def _launch(self, bucket: Memory, stream: Stream, direction: int) -> None:
         if bucket.nbytes < self.nbytes:
             raise BufferSpecError(
                 "bucket",
                 expected=f"memory of {self.nbytes} bytes",
                 got=f"{bucket.nbytes}",
-                remedy="Take as many bytes as its nbytes says.",
+                remedy="Allocate Bucket.nbytes bytes.",
             )
-        pieces = _numbers(self._pieces, stream)
-        count = len(self._pieces) // 3
-        stream.launch("pack_bucket", count, pieces.address, count, bucket.address, direction)
-        stream.release(pieces)
+        table = _upload_integers(self._copies, stream)
+        count = len(self._copies) // 3
+        stream.launch("pack_bucket", count, table.address, count, bucket.address, direction)
+        stream.release(table)

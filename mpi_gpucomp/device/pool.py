@@ -1,8 +1,8 @@
-"""Pooled memory: what was given back serves the next request of its size class.
+"""Memory pool: a released block serves the next request of its size class.
 
-A size class is a power of two or one of three steps between it and the next, so that a request above one kilobyte
-wastes less than a quarter of its size. The pool keeps at most `limit` bytes for later; beyond it the size classes that
-were used longest ago go first. Give back only what no queued work still touches: the next one who asks gets it at once.
+There are four size classes per power of two, so that a request above one kilobyte wastes less than a quarter of its
+size. The pool caches at most `limit` bytes and evicts the least recently used size classes first. Release a block only
+when no queued work accesses it: it may be handed out again immediately.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.device.base import Device
 
-__all__ = ["ALIGNMENT", "Pool", "Statistics", "size_class"]
+__all__ = ["ALIGNMENT", "Pool", "PoolStatistics", "size_class"]
 
 ALIGNMENT = 256
-"""Every span starts at a multiple of this many bytes."""
+"""Alignment of every block in bytes."""
 
 
-class Statistics(NamedTuple):
-    """What a pool has done: allocations made and requests served from what was there; bytes out and kept.
+class PoolStatistics(NamedTuple):
+    """Counters of a pool: allocations made, requests served from the cache, bytes in use, bytes cached.
 
     Memory that was dropped without `release` stays counted as in use.
     """
@@ -37,16 +37,16 @@ class Statistics(NamedTuple):
 
 
 def size_class(nbytes: int) -> int:
-    """Return the bytes really taken for a request: the next of four steps per power of two."""
+    """Return the block size that serves a request: the next of four steps per power of two."""
     step = max(ALIGNMENT, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return max(ALIGNMENT, -(-nbytes // step) * step)
 
 
 class Pool:
-    """Memory of one kind, kept for reuse; safe to use from any thread."""
+    """Reusable memory of one kind; thread-safe."""
 
     def __init__(self, device: Device, allocate: Callable[[int], tuple[int, object]], limit: int = 1 << 30) -> None:
-        """Take new memory from `allocate`, which gives an aligned address and the object that keeps it alive."""
+        """Get new blocks from `allocate`, which returns an aligned address and the object that keeps it alive."""
         self._device, self._allocate, self._limit = device, allocate, limit
         self._lock = Lock()
         self._free: dict[int, list[tuple[int, object]]] = {}
@@ -54,7 +54,7 @@ class Pool:
 
     @property
     def limit(self) -> int:
-        """The bytes that the pool may keep for later."""
+        """Maximum number of cached bytes."""
         return self._limit
 
     @limit.setter
@@ -63,68 +63,68 @@ class Pool:
         self.trim(nbytes)
 
     @property
-    def statistics(self) -> Statistics:
-        """What the pool has done so far."""
+    def statistics(self) -> PoolStatistics:
+        """Counters since the pool was created."""
         with self._lock:
-            return Statistics(self._allocations, self._hits, self._in_use, self._retained)
+            return PoolStatistics(self._allocations, self._hits, self._in_use, self._retained)
 
     def take(self, nbytes: int) -> Memory:
-        """Return memory for `nbytes`, with contents that mean nothing."""
+        """Return uninitialised memory for `nbytes`."""
         if nbytes < 0:
             raise BufferSpecError(
                 f"memory of {self._device.name}",
                 expected="a size of at least 0 bytes",
                 got=str(nbytes),
-                remedy="Check the size that was computed.",
+                remedy="Check how the size is computed.",
             )
         size = size_class(nbytes)
-        address, owner = self._reuse(size) or self._new(size)
-        return Memory(address, nbytes, self._device, owner, self._give_back)
+        address, owner = self._reuse(size) or self._allocate_new(size)
+        return Memory(address, nbytes, self._device, owner, self._put_back)
 
     def trim(self, keep: int = 0) -> None:
-        """Let go of kept memory until no more than `keep` bytes are left."""
-        dropped = []  # freed after the lock is let go: freeing may be slow
+        """Free cached blocks until at most `keep` bytes are left."""
+        evicted = []  # freed after the lock is released: freeing may be slow
         with self._lock:
             while self._free and self._retained > keep:
                 size = next(iter(self._free))
-                spans = self._free[size]
-                dropped.append(spans.pop())
+                blocks = self._free[size]
+                evicted.append(blocks.pop())
                 self._retained -= size
-                if not spans:
+                if not blocks:
                     del self._free[size]
 
     def _reuse(self, size: int) -> tuple[int, object] | None:
         with self._lock:
-            spans = self._free.pop(size, None)
-            if not spans:
+            blocks = self._free.pop(size, None)
+            if not blocks:
                 return None
-            span = spans.pop()
-            if spans:
-                self._free[size] = spans  # put back as the one used last: dictionaries keep their order
+            block = blocks.pop()
+            if blocks:
+                self._free[size] = blocks  # reinserted as the most recently used: dictionaries keep their order
             self._hits += 1
             self._retained -= size
             self._in_use += size
-            return span
+            return block
 
-    def _new(self, size: int) -> tuple[int, object]:
+    def _allocate_new(self, size: int) -> tuple[int, object]:
         try:
-            span = self._allocate(size)
+            block = self._allocate(size)
         except Exception:
             if not self._retained:
                 raise
             self.trim()
-            span = self._allocate(size)
+            block = self._allocate(size)
         with self._lock:
             self._allocations += 1
             self._in_use += size
-        return span
+        return block
 
-    def _give_back(self, memory: Memory) -> None:
+    def _put_back(self, memory: Memory) -> None:
         size = size_class(memory.nbytes)
         with self._lock:
-            spans = self._free.pop(size, [])
-            spans.append((memory.address, memory.owner))
-            self._free[size] = spans
+            blocks = self._free.pop(size, [])
+            blocks.append((memory.address, memory.owner))
+            self._free[size] = blocks
             self._in_use -= size
             self._retained += size
         if self._retained > self._limit:

@@ -1,4 +1,4 @@
-"""Devices by name, each made once."""
+"""Devices by name; one object per device and process."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _lock = Lock()
 
 
 def get_device(name: str) -> Device:
-    """Return the device of this name: `host`, or `cuda:N` for the GPU with the number N."""
+    """Return the device of this name: `host`, or `cuda:N` for the GPU with ordinal N."""
     device = _devices.get(name)
     if device is None:
         with _lock:
-            device = _devices.get(name) or _devices.setdefault(name, _make(name))
+            device = _devices.get(name) or _devices.setdefault(name, _create(name))
     return device
 
 
-def _make(name: str) -> Device:
+def _create(name: str) -> Device:
     if name == "host":
         return HostDevice()
     gpu = re.fullmatch(r"cuda:(0|[1-9][0-9]*)", name)
     if gpu is None:
         raise DeviceError(
             f"device '{name}'",
-            expected="host or cuda:N with a GPU's number",
+            expected="host or cuda:N",
             got=f"'{name}'",
             remedy="Name the first GPU cuda:0.",
         )
@@ -44,12 +44,12 @@ def _make(name: str) -> Device:
     return CudaDevice(int(gpu[1]))
 
 
-def _forget() -> None:
-    """Let a forked child make its own devices: neither threads nor CUDA outlive a fork."""
+def _after_fork() -> None:
+    """Let a forked child create its own devices: neither threads nor CUDA contexts survive a fork."""
     global _lock
     _lock = Lock()
     _devices.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_after_fork)

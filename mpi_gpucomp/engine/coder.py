@@ -60,7 +60,7 @@ class Coder:
 
     def room(self, count: int, dtype: DType) -> int:
         """Return the bytes that a frame of `count` elements never exceeds."""
-        return frame.room(self.codec, count, dtype)
+        return frame.max_frame_bytes(self.codec, count, dtype)
 
     def memory(self, nbytes: int) -> Memory:
         """Take memory for a frame: within reach of the wire and of the device."""

@@ -296,7 +296,7 @@ class Steps:
         assert place is not None
         if place.buffer != "s":
             return self._layout.elements(place.buffer, place.offset + chunk, loop)
-        count = (frame.header.plain if frame.header else frame.nbytes) // self._dtype.itemsize
+        count = (frame.header.decoded_bytes if frame.header else frame.nbytes) // self._dtype.itemsize
         if count > self._layout.piece:
             raise FrameError(
                 f"{self.title}, chunk {place.offset + chunk} of loop {loop}",

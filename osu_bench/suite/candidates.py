@@ -283,7 +283,7 @@ def _sampled_error(codec: Codec, sample: np.ndarray[Any, Any]) -> float:
     """Return the largest error that a codec makes in some values."""
     source, back, device = as_buffer(sample), np.empty_like(sample), get_device("host")
     stream = device.stream()
-    with device.alloc(frame.room(codec, source.count, source.dtype)) as room:
+    with device.alloc(frame.max_frame_bytes(codec, source.count, source.dtype)) as room:
         frame.encode(codec, source, room, 0, stream).result()
         header = frame.read_header(room, stream)
         frame.decode(codec, header, room, as_buffer(back, writable=True), stream).result()

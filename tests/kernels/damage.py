@@ -47,7 +47,7 @@ class Tiles:
 
     def __init__(self, codec: TiledCodec, data: bytes, count: int, dtype: DType) -> None:
         tiling = codec.tiling(dtype)
-        self._front = tiling.front(count)
+        self._front = tiling.tiles_start(count)
         self.header = data[: tiling.header]
         sizes = np.frombuffer(data, np.uint32, tiling.entries(count), tiling.header)
         ends = self._front + np.cumsum(sizes)

@@ -106,4 +106,4 @@ class CutStream(InlineStream):
         ranges = list(pairwise([0, *cuts, tiles]))
         self._random.shuffle(ranges)
         for first, last in ranges:
-            self._put(self._lane.work, library.kernel(kernel), *library.arguments([first, last, *args]))
+            self._put(self._queue.work, library.kernel(kernel), *library.arguments([first, last, *args]))

@@ -82,7 +82,7 @@ class Arm64Stream(InlineStream):
     def launch(self, kernel: str, tiles: int, *args: int | float, split: bool = True, grain: int = 64) -> None:
         whole = [0, tiles, *(int(x) for x in args if not isinstance(x, float))]
         reals = [x.hex() for x in args if isinstance(x, float)]
-        self._put(self._lane.work, self._call, f"{kernel} {len(whole)} {whole} {len(reals)} {reals}")
+        self._put(self._queue.work, self._call, f"{kernel} {len(whole)} {whole} {len(reals)} {reals}")
 
     def _call(self, line: str) -> None:
         assert self.device.server.stdin is not None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import address
 
-from mpi_gpucomp.device.buffer import coalesce
+from mpi_gpucomp.device.buffer import coalesce_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def numbered(machine: Machine, size: int, count: int = 5000) -> np.ndarray:
 
 
 def run(machine: Machine, way: str, array: np.ndarray, contiguous: np.ndarray, calls: int = 1) -> None:
-    shape, strides = coalesce(array.shape, array.strides, array.itemsize)
+    shape, strides = coalesce_dimensions(array.shape, array.strides, array.itemsize)
     layout = machine.copy(shape, np.int64), machine.copy(strides, np.int64)
     kernel, tiles = f"pack_{way}_{array.itemsize}", -(-array.size // TILE)
     machine.launch(kernel, tiles, array, contiguous, array.size, len(shape), *layout, calls=calls)

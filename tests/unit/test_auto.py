@@ -219,11 +219,11 @@ def test_the_sample_is_of_what_is_queued_before(host: Device) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_there_is_room_for_what_another_rank_may_choose(dtype: DType) -> None:
     for count in (1, 1000, CHUNK):
-        room = frame.room(Auto(FAST), count, dtype)
-        assert room == frame.room(Auto(SLOW), count, dtype)
+        room = frame.max_frame_bytes(Auto(FAST), count, dtype)
+        assert room == frame.max_frame_bytes(Auto(SLOW), count, dtype)
         takers = [codec for codec, _ in CODINGS if dtype.name in codec.dtypes]
         usual = [codec for codec in takers if dtype.kind != "f" or codec.name in ("none", "split", "mpc")]
-        assert room >= max(frame.room(codec, count, dtype) for codec in usual)
+        assert room >= max(frame.max_frame_bytes(codec, count, dtype) for codec in usual)
 
 
 @pytest.mark.parametrize("kind", ["weights", "random", "smooth"])
@@ -231,7 +231,7 @@ def test_a_frame_names_the_codec_that_made_it(kind: str, host: Device) -> None:
     array = kinds("float32", CHUNK)[kind]
     header = frame.parse(framed(Coder(Auto(SLOW), host, inline=True), array))
     assert header.wire_id == get_codec({"weights": "split", "random": "none", "smooth": "mpc"}[kind]).wire_id
-    assert (header.encoded < header.plain) == (kind != "random")
+    assert (header.payload_bytes < header.decoded_bytes) == (kind != "random")
 
 
 def test_a_frame_of_a_codec_that_is_never_chosen_is_refused(host: Device) -> None:
@@ -259,8 +259,8 @@ def test_bytes_that_it_did_not_write(data: bytes, got: str, host: Device) -> Non
     with pytest.raises(DecodeError) as caught:
         decode(Auto(), data, np.zeros(100, np.float32), host.stream(inline=True))  # type: ignore[call-arg]
     assert str(caught.value) == (
-        f"codec auto: expected a stream of 100 elements, got {got}. "
-        "The bytes were damaged or cut short on their way, or another codec wrote them."
+        f"codec auto: expected an encoding of 100 elements, got {got}. "
+        "The bytes were damaged or truncated in transit, or written by another codec."
     )
 
 

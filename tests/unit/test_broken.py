@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device import Stream
 
 GUARD = 256
-REMEDY = "The bytes were damaged or cut short on their way, or another codec wrote them."
+REMEDY = "The bytes were damaged or truncated in transit, or written by another codec."
 SPECS = ["none", "zfp:rate=7.5", "mpc:stride=3", "split", "bound:abs=0.001", "cast:bf16", "cast:f16", "cast:f32"]
 KINDS = [(spec, name) for spec in SPECS for name in get_codec(spec).dtypes if name in FLOATS]
 every_kind = pytest.mark.parametrize(("spec", "name"), KINDS)
@@ -44,7 +44,7 @@ def try_to_decode(codec: Codec, data: bytes, name: str, count: int, stream: Stre
             assert codec.decode_reduce(source, len(data), to, op, stream).result() == len(data)
         except DecodeError as error:
             assert (error.topic, error.remedy) == (f"codec {codec.spec}", REMEDY)
-            assert error.expected == f"a stream of {count} elements"
+            assert error.expected == f"an encoding of {count} elements"
             got = error.got
         stream.copy(plain.ctypes.data, memory.address, plain.nbytes)
         stream.synchronize()
@@ -120,9 +120,9 @@ MESSAGES = {
     ("none", "float32"): "396 bytes instead of 400",
     ("zfp:rate=7.5", "float32"): "92 bytes instead of 96",
     ("cast:bf16", "float32"): "196 bytes instead of 200",
-    ("mpc:stride=3", "float32"): "bytes that are none",
-    ("split", "float32"): "bytes that are none",
-    ("bound:abs=0.001", "float32"): "bytes that are none",
+    ("mpc:stride=3", "float32"): "invalid bytes",
+    ("split", "float32"): "invalid bytes",
+    ("bound:abs=0.001", "float32"): "invalid bytes",
 }
 
 
@@ -132,14 +132,14 @@ def test_the_error_in_full(kind: tuple[str, str], got: str, stream: Stream) -> N
     data = encode(codec, array, stream)
     with pytest.raises(DecodeError) as caught:
         decode(codec, data[:-4], array, stream)
-    assert str(caught.value) == f"codec {kind[0]}: expected a stream of 100 elements, got {got}. {REMEDY}"
+    assert str(caught.value) == f"codec {kind[0]}: expected an encoding of 100 elements, got {got}. {REMEDY}"
 
 
 @tiled_kinds
 def test_bytes_too_few_for_the_sizes(spec: str, name: str, stream: Stream) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(get_codec(spec), b"1234567", weights(name, 5000), stream)
-    assert str(caught.value) == f"codec {spec}: expected a stream of 5000 elements, got 7 bytes. {REMEDY}"
+    assert str(caught.value) == f"codec {spec}: expected an encoding of 5000 elements, got 7 bytes. {REMEDY}"
 
 
 @every_kind
@@ -148,7 +148,7 @@ def test_more_bytes_than_the_memory_has(spec: str, name: str, stream: Stream) ->
     with upload(array, stream) as memory, pytest.raises(DecodeError) as caught:
         to = Buffer(memory.address, dtype_of_name(name), (10,), device=memory.device.name)  # type: ignore[arg-type]
         get_codec(spec).decode(memory.part(0, 9), 10, to, stream)
-    assert str(caught.value) == f"codec {spec}: expected a stream of 10 elements, got 9 of 10 bytes. {REMEDY}"
+    assert str(caught.value) == f"codec {spec}: expected an encoding of 10 elements, got 9 of 10 bytes. {REMEDY}"
 
 
 @tiled_kinds

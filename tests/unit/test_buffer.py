@@ -1,4 +1,4 @@
-"""Arrays of every library, taken as they are."""
+"""`as_buffer`: arrays of every library, described without a copy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from mpi4py import MPI
 from numpy.lib.stride_tricks import as_strided
 
 from mpi_gpucomp.device import DTYPES, Buffer, as_buffer, order_after
-from mpi_gpucomp.device import buffer as dlpack
-from mpi_gpucomp.device import buffer as sources
+from mpi_gpucomp.device import buffer as buffer_module
 from mpi_gpucomp.errors import BufferSpecError
 
 KNOWN = (
@@ -31,14 +30,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 class OnlyInterface:
-    """An array that says no more than `__array_interface__`."""
+    """An array with `__array_interface__` and nothing else."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.__array_interface__ = values, values.__array_interface__
 
 
 class OnlyDlpack:
-    """An array that speaks no more than DLPack, of the version that its producer gives it."""
+    """An array with DLPack and nothing else, versioned or not."""
 
     def __init__(self, values: Any, versioned: bool = True) -> None:
         self.values, self.versioned = values, versioned
@@ -46,29 +45,29 @@ class OnlyDlpack:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.values.__dlpack_device__()
 
-    def __dlpack__(self, **asked: Any) -> object:
-        if not self.versioned and "max_version" in asked:
+    def __dlpack__(self, **options: Any) -> object:
+        if not self.versioned and "max_version" in options:
             raise TypeError("unexpected keyword argument 'max_version'")
-        return self.values.__dlpack__(**asked)
+        return self.values.__dlpack__(**options)
 
 
-def same_place(buffer: Buffer, values: np.ndarray) -> bool:
-    facts = values.__array_interface__["data"]
-    return (buffer.address, buffer.readonly, buffer.count) == (facts[0], facts[1], values.size)
+def describes(buffer: Buffer, values: np.ndarray) -> bool:
+    address, readonly = values.__array_interface__["data"]
+    return (buffer.address, buffer.readonly, buffer.count) == (address, readonly, values.size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_type_of_numpy(dtype: Any) -> None:
+def test_every_numpy_dtype(dtype: Any) -> None:
     values = np.zeros((3, 5), numpy_dtype(dtype.name))
     buffer = as_buffer(values, writable=True)
-    assert same_place(buffer, values)
+    assert describes(buffer, values)
     assert (buffer.dtype, buffer.shape, buffer.strides, buffer.device) == (dtype, (3, 5), None, "host")
     assert (buffer.nbytes, buffer.contiguous, buffer.producer_stream) == (values.nbytes, True, None)
     assert buffer.owner is values
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_type_of_torch(dtype: Any) -> None:
+def test_every_torch_dtype(dtype: Any) -> None:
     tensor = torch.zeros((3, 5), dtype=getattr(torch, dtype.name))
     buffer = as_buffer(tensor, writable=True)
     assert (buffer.address, buffer.dtype, buffer.shape, buffer.strides) == (tensor.data_ptr(), dtype, (3, 5), None)
@@ -77,7 +76,7 @@ def test_every_type_of_torch(dtype: Any) -> None:
 
 @pytest.mark.parametrize("versioned", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_type_of_dlpack(dtype: Any, versioned: bool) -> None:
+def test_every_dlpack_dtype(dtype: Any, versioned: bool) -> None:
     tensor = torch.zeros((3, 5), dtype=getattr(torch, dtype.name))[:, 1:4]
     buffer = as_buffer(OnlyDlpack(tensor, versioned), writable=True)
     assert (buffer.address, buffer.dtype, buffer.shape) == (tensor.data_ptr(), dtype, (3, 3))
@@ -90,7 +89,7 @@ def test_every_type_of_dlpack(dtype: Any, versioned: bool) -> None:
     [lambda x: x, torch.from_numpy, OnlyInterface, OnlyDlpack, memoryview],
     ids=["numpy", "torch", "interface", "dlpack", "buffer"],
 )
-def test_every_shape_by_every_way(shape: tuple[int, ...], wrap: Any) -> None:
+def test_every_shape_through_every_protocol(shape: tuple[int, ...], wrap: Any) -> None:
     values = np.zeros(shape, np.float32)
     buffer = as_buffer(wrap(values), writable=True)
     assert (buffer.shape, buffer.count, buffer.nbytes, buffer.contiguous) == (shape, values.size, values.nbytes, True)
@@ -98,7 +97,7 @@ def test_every_shape_by_every_way(shape: tuple[int, ...], wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, torch.from_numpy, OnlyInterface, OnlyDlpack, memoryview])
-def test_strides_are_told_and_nothing_is_copied(wrap: Any) -> None:
+def test_strided_arrays_are_not_copied(wrap: Any) -> None:
     values = np.zeros((6, 8), np.float64)
     buffer = as_buffer(wrap(values[1::2, ::4]), writable=True)
     assert (buffer.address, buffer.shape, buffer.strides) == (values[1:].ctypes.data, (3, 2), (128, 32))
@@ -106,7 +105,7 @@ def test_strides_are_told_and_nothing_is_copied(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, torch.from_numpy, OnlyInterface, OnlyDlpack, memoryview])
-def test_fortran_order_is_contiguous_with_the_shape_of_the_memory(wrap: Any) -> None:
+def test_fortran_order_is_contiguous_with_a_reversed_shape(wrap: Any) -> None:
     buffer = as_buffer(wrap(np.zeros((2, 3, 4), np.int16).T), writable=True)
     assert (buffer.shape, buffer.strides) == ((2, 3, 4), None)
 
@@ -125,18 +124,18 @@ def test_fortran_order_is_contiguous_with_the_shape_of_the_memory(wrap: Any) -> 
         (np.zeros(3).view(np.recarray), "float64", 3),
     ],
 )
-def test_memory_of_many_kinds(obj: Any, name: str, count: int) -> None:
+def test_buffer_protocol_objects(obj: Any, name: str, count: int) -> None:
     buffer = as_buffer(obj, writable=True)
     assert (buffer.dtype.name, buffer.count, buffer.owner) == (name, count, obj)
     assert buffer.address == np.asarray(memoryview(obj)).ctypes.data
 
 
-def test_a_tensor_that_wants_gradients_and_a_parameter_are_taken_too() -> None:
+def test_tensors_with_gradients_and_parameters() -> None:
     for tensor in (torch.zeros(3, requires_grad=True), torch.nn.Parameter(torch.zeros(3))):
         assert as_buffer(tensor, writable=True).address == tensor.data_ptr()
 
 
-def test_a_buffer_keeps_its_memory_alive_and_no_longer() -> None:
+def test_a_buffer_keeps_its_memory_alive_until_it_is_dropped() -> None:
     class Values(np.ndarray):
         pass
 
@@ -150,8 +149,8 @@ def test_a_buffer_keeps_its_memory_alive_and_no_longer() -> None:
 
 
 def test_torch_is_not_imported_for_numpy() -> None:
-    assert "torch" not in vars(sources)
-    assert sources.find(np.zeros(3).data) is None
+    assert "torch" not in vars(buffer_module)
+    assert buffer_module.read_exported(np.zeros(3).data) is None
 
 
 @pytest.mark.parametrize(
@@ -163,16 +162,14 @@ def test_torch_is_not_imported_for_numpy() -> None:
         (OnlyInterface(np.broadcast_to(np.zeros(3), (3,))), "test_buffer.OnlyInterface"),
     ],
 )
-def test_what_is_read_only_can_be_read_but_not_written(obj: Any, kind: str) -> None:
+def test_read_only_memory_is_not_writable(obj: Any, kind: str) -> None:
     assert as_buffer(obj).readonly
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(obj, writable=True)
-    assert str(caught.value) == (
-        f"buffer: expected a buffer that may be written, got a read-only {kind}. Pass a copy that may be written."
-    )
+    assert str(caught.value) == (f"buffer: expected a writable buffer, got a read-only {kind}. Pass a writable copy.")
 
 
-def test_dlpack_says_what_is_read_only() -> None:
+def test_read_only_dlpack() -> None:
     values = np.zeros(3)
     values.flags.writeable = False
     buffer = as_buffer(OnlyDlpack(values))
@@ -182,13 +179,13 @@ def test_dlpack_says_what_is_read_only() -> None:
 @pytest.mark.parametrize(
     "values", [as_strided(np.zeros(9), (4, 3), (16, 8)), as_strided(np.zeros(9), (4,), (0,)), np.zeros(9)[::-1]]
 )
-def test_overlapping_or_backward_elements_can_be_read_but_not_written(values: np.ndarray) -> None:
+def test_overlapping_elements_and_negative_strides_are_not_writable(values: np.ndarray) -> None:
     assert as_buffer(values).strides == values.strides
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(values, writable=True)
     assert str(caught.value) == (
-        "buffer: expected a buffer to write whose elements do not overlap and run upwards, got strides "
-        f"{values.strides} for shape {values.shape}. Pass a contiguous array, and copy the result to where it belongs."
+        "buffer: expected a writable buffer with non-negative strides and no overlapping elements, got strides "
+        f"{values.strides} for shape {values.shape}. Pass a contiguous array, and copy the result from there."
     )
 
 
@@ -205,7 +202,7 @@ def test_overlapping_or_backward_elements_can_be_read_but_not_written(values: np
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_other_types_are_refused_by_name(obj: Any, got: str) -> None:
+def test_unsupported_dtypes_are_named_in_the_error(obj: Any, got: str) -> None:
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(obj)
     assert str(caught.value) == (
@@ -214,12 +211,12 @@ def test_other_types_are_refused_by_name(obj: Any, got: str) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, OnlyInterface, memoryview])
-def test_the_other_byte_order_is_refused(wrap: Any) -> None:
+def test_non_native_byte_order_is_an_error(wrap: Any) -> None:
     other = "f4" if sys.byteorder == "big" else ">f4"
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(wrap(np.zeros(2, other)))
     assert str(caught.value) == (
-        f"buffer: expected elements in the byte order of this machine, got float32 in the other ({other}). "
+        f"buffer: expected elements in native byte order, got float32 in the opposite order ({other}). "
         "Convert it: array.astype(array.dtype.newbyteorder('='))."
     )
 
@@ -233,7 +230,7 @@ def test_the_other_byte_order_is_refused(wrap: Any) -> None:
         (np.ma.zeros(3), f"{np.ma.MaskedArray.__module__}.MaskedArray"),
     ],
 )
-def test_other_objects_are_refused(obj: Any, kind: str) -> None:
+def test_objects_without_a_buffer_are_an_error(obj: Any, kind: str) -> None:
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(obj)
     assert str(caught.value) == (
@@ -243,35 +240,34 @@ def test_other_objects_are_refused(obj: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "got"),
+    ("tensor", "got", "method"),
     [
-        (torch.zeros(3).to_sparse(), "a sparse one"),
-        (torch.zeros(3, dtype=torch.complex64).conj(), "one with a pending conjugate or minus sign"),
-        (torch.zeros(3, dtype=torch.complex64).conj().imag, "one with a pending conjugate or minus sign"),
+        (torch.zeros(3).to_sparse(), "one with layout torch.sparse_coo", "to_dense"),
+        (torch.zeros(3, dtype=torch.complex64).conj(), "one with a pending conjugation", "resolve_conj"),
+        (torch.zeros(3, dtype=torch.complex64).conj().imag, "one with a pending negation", "resolve_neg"),
     ],
 )
-def test_tensors_whose_memory_holds_something_else_are_refused(tensor: torch.Tensor, got: str) -> None:
+def test_sparse_and_lazy_tensors_are_an_error(tensor: torch.Tensor, got: str, method: str) -> None:
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(tensor)
     assert str(caught.value) == (
-        f"buffer: expected a torch tensor whose elements are in memory as they are, got {got}. "
-        "Pass tensor.to_dense(), tensor.resolve_conj() or tensor.resolve_neg()."
+        f"buffer: expected a strided torch tensor whose memory holds its values, got {got}. Pass tensor.{method}()."
     )
 
 
-def test_memory_elsewhere_is_refused() -> None:
+def test_memory_of_an_unsupported_device_is_an_error() -> None:
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(torch.zeros(3, device="meta"))
     assert str(caught.value) == (
         "buffer: expected memory of the host or of a CUDA GPU, got a torch tensor on meta. "
-        "Move the array to one of them."
+        "Move the array to a supported device."
     )
 
 
 class OnGpu:
-    """Says that it is on a GPU; nobody looks there."""
+    """An array that claims to be on a GPU; its memory is never accessed."""
 
-    def __init__(self, **facts: Any) -> None:
+    def __init__(self, **fields: Any) -> None:
         self.__cuda_array_interface__ = {
             "shape": (3, 4),
             "typestr": "<f4",
@@ -279,13 +275,13 @@ class OnGpu:
             "version": 3,
             "strides": None,
             "stream": None,
-            **facts,
+            **fields,
         }
 
 
 @pytest.fixture
 def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every address belong to the GPU 1: a machine without one cannot be asked."""
+    """Map every address to GPU 1: without a GPU the driver cannot be queried."""
     monkeypatch.setattr("mpi_gpucomp.device.cuda.ordinal_of", lambda address: 1)
 
 
@@ -305,15 +301,19 @@ def test_the_older_cuda_array_interface() -> None:
 
 
 @pytest.mark.usefixtures("second_gpu")
-@pytest.mark.parametrize("wrong", [{"stream": 0}, {"version": 1}, {"mask": 5}])
-def test_a_wrong_cuda_array_interface_is_refused(wrong: dict[str, Any]) -> None:
-    said = {"version": 3, "mask": None, "stream": None} | wrong
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"version": 1}, "version 2 or later, got version 1"),
+        ({"mask": 5}, "no mask, got a mask"),
+        ({"stream": 0}, "a stream handle other than 0, which the protocol forbids, got stream 0"),
+    ],
+)
+def test_an_invalid_cuda_array_interface_is_an_error(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(OnGpu(**wrong))
     assert str(caught.value) == (
-        "buffer: expected a CUDA array interface of version 2 or later, with no mask, and no stream or one that is "
-        f"not 0, got version {said['version']}, mask {said['mask']}, stream {said['stream']}. "
-        "Update the library that the array comes from."
+        f"CUDA array interface: expected {text}. Update the library that the array comes from."
     )
 
 
@@ -323,12 +323,12 @@ def test_ordering_needs_a_stream_of_the_buffers_device(host: Any) -> None:
     with pytest.raises(BufferSpecError) as caught:
         order_after(as_buffer(OnGpu(stream=1)), host.stream())
     assert str(caught.value) == (
-        "buffer: expected a stream of cuda:1, where the buffer is, got a stream of host. "
+        "buffer: expected a stream of cuda:1, the buffer's device, got a stream of host. "
         "Use a stream of get_device('cuda:1')."
     )
 
 
-def test_a_slice_is_a_part_of_the_same_memory() -> None:
+def test_a_slice_shares_the_memory() -> None:
     values = np.arange(10, dtype=np.int32)
     part = as_buffer(values).slice(3, 4)
     assert (part.address, part.count, part.shape) == (values[3:].ctypes.data, 4, (4,))
@@ -337,7 +337,7 @@ def test_a_slice_is_a_part_of_the_same_memory() -> None:
 
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 11), (5, 6), (11, 0), (3, -1)])
-def test_a_slice_outside_is_refused(start: int, count: int) -> None:
+def test_a_slice_out_of_range_is_an_error(start: int, count: int) -> None:
     with pytest.raises(BufferSpecError) as caught:
         as_buffer(np.zeros(10)).slice(start, count)
     assert str(caught.value) == (
@@ -346,26 +346,26 @@ def test_a_slice_outside_is_refused(start: int, count: int) -> None:
     )
 
 
-def test_a_strided_buffer_has_no_slices() -> None:
+def test_slicing_a_strided_buffer_is_an_error() -> None:
     with pytest.raises(BufferSpecError, match="got elements 0 to 1 of a strided one"):
         as_buffer(np.zeros(10)[::2]).slice(0, 1)
 
 
-def test_a_buffer_shows_what_and_where() -> None:
+def test_repr_shows_shape_type_device_and_address() -> None:
     values = np.zeros((2, 3), np.float16)
     assert repr(as_buffer(values)) == f"<buffer 2x3 float16 on host at {values.ctypes.data:#x}>"
     assert repr(as_buffer(values[0, 0:1].reshape(()))).startswith("<buffer scalar float16 on host at ")
 
 
-def test_a_newer_dlpack_is_refused() -> None:
+def test_a_newer_dlpack_version_is_an_error() -> None:
     capsule = np.zeros(3).__dlpack__(max_version=(1, 0))
-    ctypes.c_uint32.from_address(dlpack.capsule_pointer(capsule, b"dltensor_versioned")).value = 2
+    ctypes.c_uint32.from_address(buffer_module.capsule_pointer(capsule, b"dltensor_versioned")).value = 2
     with pytest.raises(BufferSpecError, match=r"expected a DLPack tensor of version 1, got version 2\.\d+\."):
-        dlpack.dlpack_read(capsule)
+        buffer_module.read_dlpack(capsule)
 
 
-def test_the_offset_of_dlpack_counts() -> None:
+def test_the_byte_offset_of_dlpack_is_added() -> None:
     values = np.zeros(3)
     capsule = values.__dlpack__()
-    dlpack._Tensor.from_address(dlpack.capsule_pointer(capsule, b"dltensor")).byte_offset = 16
-    assert dlpack.dlpack_read(capsule).address == values[2:].ctypes.data
+    buffer_module._DLTensor.from_address(buffer_module.capsule_pointer(capsule, b"dltensor")).byte_offset = 16
+    assert buffer_module.read_dlpack(capsule).address == values[2:].ctypes.data

@@ -1,4 +1,4 @@
-"""What every codec promises, whatever it does inside: sizes, answers, streams at the same time, memory."""
+"""The codec contract, for every codec: sizes, results, concurrent streams, memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streams import LevelStream
 
 from mpi_gpucomp.codec import get_codec, registered
 from mpi_gpucomp.device import Memory, as_buffer, dtype_of_name, get_device
-from mpi_gpucomp.device import host as workers
+from mpi_gpucomp.device import host as host_module
 from mpi_gpucomp.device.host import Workers
 
 if TYPE_CHECKING:
@@ -40,29 +40,29 @@ def weights(name: str, count: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(("spec", "name"), [*KINDS, *((spec, "float32") for spec in GENERAL)])
 @pytest.mark.parametrize("count", [1, 3, 33, 1025, 40_000])
-def test_no_data_needs_more_than_max_encoded(spec: str, name: str, count: int, stream: Stream) -> None:
+def test_no_encoding_exceeds_max_encoded(spec: str, name: str, count: int, stream: Stream) -> None:
     codec, dtype = get_codec(spec), as_dtype(name)
-    most = codec.max_encoded(count, dtype)
+    bound = codec.max_encoded(count, dtype)
     for array in (any_bits(FLOATS[name], count), weights(name, count)):
-        with upload(array, stream) as source, upload(np.full(most + GUARD, 7, np.uint8), stream) as memory:
-            room = Memory(memory.address, most, memory.device, memory)
+        with upload(array, stream) as source, upload(np.full(bound + GUARD, 7, np.uint8), stream) as memory:
+            room = Memory(memory.address, bound, memory.device, memory)
             size = codec.encode(buffer_in(source, array), room, stream).result()
-            assert size is None or size <= most
-            assert download(memory.address + most, GUARD, stream) == b"\x07" * GUARD
+            assert size is None or size <= bound
+            assert download(memory.address + bound, GUARD, stream) == b"\x07" * GUARD
 
 
 @every_kind
 @pytest.mark.parametrize("count", [1, 4, 33, 1025, 40_001])
-def test_a_size_that_is_told_in_advance_is_exact(spec: str, name: str, count: int, stream: Stream) -> None:
+def test_encoded_size_is_exact(spec: str, name: str, count: int, stream: Stream) -> None:
     codec, dtype = get_codec(spec), as_dtype(name)
-    told = codec.encoded_size(count, dtype)
-    assert (told is None) == ((spec, name) in TILED)
-    if told is not None:
-        assert encoded_size(codec, weights(name, count), stream) == told == codec.max_encoded(count, dtype)
+    fixed = codec.encoded_size(count, dtype)
+    assert (fixed is None) == ((spec, name) in TILED)
+    if fixed is not None:
+        assert encoded_size(codec, weights(name, count), stream) == fixed == codec.max_encoded(count, dtype)
 
 
 @pytest.mark.parametrize(("spec", "name"), [*KINDS, *((spec, "float32") for spec in GENERAL)])
-def test_no_elements_are_no_bytes(spec: str, name: str, stream: Stream) -> None:
+def test_no_elements_encode_to_no_bytes(spec: str, name: str, stream: Stream) -> None:
     empty = np.empty(0, FLOATS[name])
     assert encode(get_codec(spec), empty, stream) == b""
     for op in ("replace", "sum", "max"):
@@ -70,7 +70,7 @@ def test_no_elements_are_no_bytes(spec: str, name: str, stream: Stream) -> None:
 
 
 @every_kind
-def test_lossless_is_what_it_says(spec: str, name: str, stream: Stream) -> None:
+def test_lossless_codecs_restore_every_bit(spec: str, name: str, stream: Stream) -> None:
     array = weights(name, 5000)
     back = decoded(get_codec(spec), encode(get_codec(spec), array, stream), array, stream)
     assert same_bits(array, back) or not get_codec(spec).lossless
@@ -78,7 +78,7 @@ def test_lossless_is_what_it_says(spec: str, name: str, stream: Stream) -> None:
 
 
 @every_kind
-def test_an_array_may_start_at_any_element(spec: str, name: str, stream: Stream) -> None:
+def test_arrays_need_only_element_alignment(spec: str, name: str, stream: Stream) -> None:
     array = weights(name, 3001)
     data = encode(get_codec(spec), array, stream)
     assert encode(get_codec(spec), array, stream, shift=array.itemsize) == data
@@ -88,7 +88,7 @@ def test_an_array_may_start_at_any_element(spec: str, name: str, stream: Stream)
 
 
 @every_kind
-def test_the_answer_stays_the_same(spec: str, name: str, stream: Stream) -> None:
+def test_a_result_can_be_read_repeatedly(spec: str, name: str, stream: Stream) -> None:
     codec, array = get_codec(spec), weights(name, 2000)
     with upload(array, stream) as memory:
         source = buffer_in(memory, array)
@@ -101,47 +101,47 @@ def test_the_answer_stays_the_same(spec: str, name: str, stream: Stream) -> None
 
 
 @every_kind
-@pytest.mark.parametrize("pieces", [2, 3, 7])
-def test_workers_change_no_byte(spec: str, name: str, pieces: int) -> None:
+@pytest.mark.parametrize("ranges", [2, 3, 7])
+def test_ranges_of_tiles_do_not_change_the_bytes(spec: str, name: str, ranges: int) -> None:
     array, level = weights(name, 70_000), "baseline"
-    shared, alone = LevelStream(level, pieces), LevelStream(level)
+    shared, alone = LevelStream(level, ranges), LevelStream(level)
     data = encode(get_codec(spec), array, alone)
     assert encode(get_codec(spec), array, shared) == data
     assert same_bits(decoded(get_codec(spec), data, array, shared), decoded(get_codec(spec), data, array, alone))
 
 
 @every_kind
-def test_threads_change_no_byte(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_does_not_change_the_bytes(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host, array = get_device("host"), weights(name, 300_000)
     data = encode(get_codec(spec), array, host.stream(inline=True))  # type: ignore[call-arg]
     for threads in (1, 2, 3):
-        monkeypatch.setattr(workers, "_shared", Workers(threads))
+        monkeypatch.setattr(host_module, "_workers", Workers(threads))
         stream = host.stream()
         assert encode(get_codec(spec), array, stream) == data
         stream.close()
 
 
 @every_kind
-def test_machines_agree(spec: str, name: str, stream: Stream) -> None:
-    """Bytes and values of every instruction set, and of a GPU, are those of the plainest machine."""
-    codec, plain = get_codec(spec), LevelStream("baseline")
+def test_every_machine_gives_the_same_bytes(spec: str, name: str, stream: Stream) -> None:
+    """Compare every instruction set, and a GPU, with the baseline."""
+    codec, baseline = get_codec(spec), LevelStream("baseline")
     for array in (weights(name, 40_001), any_bits(FLOATS[name], 40_001)):
-        if encoded_size(codec, array, plain) is None:
+        if encoded_size(codec, array, baseline) is None:
             assert encoded_size(codec, array, stream) is None
             continue
-        data = encode(codec, array, plain)
+        data = encode(codec, array, baseline)
         assert encode(codec, array, stream) == data
-        assert same_bits(decoded(codec, data, array, stream), decoded(codec, data, array, plain))
+        assert same_bits(decoded(codec, data, array, stream), decoded(codec, data, array, baseline))
 
 
 @pytest.mark.parametrize(("spec", "name"), KINDS)
 @pytest.mark.parametrize("count", [1, 1000, 1025, 9000, 40_000])
-def test_what_was_in_memory_does_not_travel(spec: str, name: str, count: int, stream: Stream) -> None:
+def test_previous_memory_contents_are_not_encoded(spec: str, name: str, count: int, stream: Stream) -> None:
     codec, array = get_codec(spec), weights(name, count)
-    most = codec.max_encoded(count, as_dtype(name))
+    bound = codec.max_encoded(count, as_dtype(name))
     found = []
     for before in (0x00, 0xFF):
-        with upload(array, stream) as memory, upload(np.full(most, before, np.uint8), stream) as room:
+        with upload(array, stream) as memory, upload(np.full(bound, before, np.uint8), stream) as room:
             size = codec.encode(buffer_in(memory, array), room, stream).result()
             found.append(download(room.address, size or 0, stream))
     assert found[0] == found[1]
@@ -174,7 +174,7 @@ def allocations(device: Any) -> list[int]:
 
 
 @every_kind
-def test_nothing_is_allocated_after_warm_up_and_all_is_given_back(spec: str, name: str, device: Any) -> None:
+def test_nothing_is_allocated_after_warm_up_and_everything_is_released(spec: str, name: str, device: Any) -> None:
     array, stream = weights(name, 20_000), device.stream()
 
     def once() -> None:
@@ -190,7 +190,7 @@ def test_nothing_is_allocated_after_warm_up_and_all_is_given_back(spec: str, nam
 
 
 @pytest.mark.parametrize(("spec", "name"), TILED)
-def test_an_answer_that_nobody_keeps_does_no_harm(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_result_is_safe_while_kernels_run(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host, array, kept = get_device("host"), weights(name, 3000), []
     stream, back, gate = host.stream(), np.zeros_like(array), threading.Event()
     data = upload(encode(get_codec(spec), array, stream), stream)
@@ -207,5 +207,5 @@ def test_an_answer_that_nobody_keeps_does_no_harm(spec: str, name: str, monkeypa
     assert [reference() is not None for reference in kept] == [True]
     gate.set()
     stream.close()
-    plain = host.stream()
-    assert same_bits(back, decoded(get_codec(spec), download(data.address, data.nbytes, plain), array, plain))
+    other = host.stream()
+    assert same_bits(back, decoded(get_codec(spec), download(data.address, data.nbytes, other), array, other))

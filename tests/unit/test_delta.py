@@ -1,4 +1,4 @@
-"""Changes since a version that both sides have: every bit comes back, and what has changed little takes little."""
+"""The codec delta: bit-exact round trips, and small encodings of small changes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ every_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 
 @contextmanager
-def made(values: np.ndarray, base: np.ndarray, stream: Stream) -> Iterator[tuple[Delta, Buffer]]:
-    """Put values and their base on the stream's device, with a codec for them."""
+def delta_codec(values: np.ndarray, base: np.ndarray, stream: Stream) -> Iterator[tuple[Delta, Buffer]]:
+    """Upload values and their base, and create a codec for them."""
     with upload(values, stream) as memory, upload(base, stream) as before:
         buffer = buffer_in(memory, values)
         yield Delta(buffer, before), buffer
 
 
 def encode(values: np.ndarray, base: np.ndarray, stream: Stream, start: int = 0, count: int | None = None) -> bytes:
-    with made(values, base, stream) as (codec, buffer):
+    with delta_codec(values, base, stream) as (codec, buffer):
         part = buffer.slice(start, values.size - start if count is None else count)
         with stream.device.alloc(codec.max_encoded(part.count, part.dtype)) as room:
             size = codec.encode(part, room, stream).result()
@@ -44,14 +44,14 @@ def encode(values: np.ndarray, base: np.ndarray, stream: Stream, start: int = 0,
 
 
 def decode(data: bytes, base: np.ndarray, stream: Stream) -> np.ndarray:
-    """Decode onto memory that holds something else."""
-    with made(np.full_like(base, 3), base, stream) as (codec, buffer), upload(data, stream) as source:
+    """Decode into memory with other contents."""
+    with delta_codec(np.full_like(base, 3), base, stream) as (codec, buffer), upload(data, stream) as source:
         assert codec.decode(source, len(data), buffer, stream).result() == len(data)
         return np.frombuffer(download(buffer.address, buffer.nbytes, stream), base.dtype)
 
 
 def reference(values: np.ndarray, base: np.ndarray) -> bytes:
-    """Write the stream as kernels/delta.cu describes it, bit by bit."""
+    """Encode as documented in kernels/delta.cu, bit by bit."""
     bits = 8 * values.itemsize
     difference = (values.view(f"u{values.itemsize}") - base.view(f"u{values.itemsize}")).view(f"i{values.itemsize}")
     codes = [(int(x) << 1 ^ int(x) >> (bits - 1)) & ((1 << bits) - 1) for x in difference]
@@ -69,7 +69,7 @@ def reference(values: np.ndarray, base: np.ndarray) -> bytes:
 
 
 def stepped(dtype: np.dtype, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make weights, and what they were a step before."""
+    """Return weights, and their values one training step before."""
     random = np.random.default_rng(1)
     base = random.normal(0, 1000, count)
     return (base * (1 + random.normal(0, 1e-3, count))).astype(dtype), base.astype(dtype)
@@ -77,7 +77,7 @@ def stepped(dtype: np.dtype, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @every_type
 @pytest.mark.parametrize("length", LENGTHS)
-def test_every_length_gives_every_bit_back(dtype: np.dtype, length: int, stream: Stream) -> None:
+def test_every_length_round_trips(dtype: np.dtype, length: int, stream: Stream) -> None:
     for values, base in ((any_bits(dtype, length, 1), any_bits(dtype, length, 2)), stepped(dtype, length)):
         data = encode(values, base, stream)
         assert data == reference(values, base)
@@ -85,7 +85,7 @@ def test_every_length_gives_every_bit_back(dtype: np.dtype, length: int, stream:
 
 
 @pytest.mark.parametrize("dtype", list(FLOATS.values()), ids=str)
-def test_special_values_come_and_go(dtype: np.dtype, stream: Stream) -> None:
+def test_special_values_round_trip(dtype: np.dtype, stream: Stream) -> None:
     special = special_values(dtype)
     before, after = np.repeat(special, special.size), np.tile(special, special.size)
     assert same_bits(decode(encode(after, before, stream), before, stream), after)
@@ -93,27 +93,27 @@ def test_special_values_come_and_go(dtype: np.dtype, stream: Stream) -> None:
 
 @settings(max_examples=60)
 @given(one=st.binary(min_size=8, max_size=400), two=st.binary(min_size=8, max_size=400), dtype=st.sampled_from(TYPES))
-def test_any_bytes_come_back(one: bytes, two: bytes, dtype: np.dtype, stream: Stream) -> None:
+def test_any_bytes_round_trip(one: bytes, two: bytes, dtype: np.dtype, stream: Stream) -> None:
     nbytes = min(len(one), len(two)) // 8 * 8
     values, base = np.frombuffer(one[:nbytes] * 5, dtype), np.frombuffer(two[:nbytes] * 5, dtype)
     assert same_bits(decode(encode(values, base, stream), base, stream), values)
 
 
-def test_a_part_is_found_in_the_base(stream: Stream) -> None:
+def test_a_slice_uses_its_part_of_the_base(stream: Stream) -> None:
     values, base = stepped(np.dtype(np.float32), 9000)
     data = encode(values, base, stream, 2048, 3000)
     assert data == reference(values[2048:5048], base[2048:5048])
     assert len(data) < 0.7 * 4 * 3000
 
 
-def test_what_has_not_changed_vanishes(stream: Stream) -> None:
+def test_unchanged_values_take_only_headers(stream: Stream) -> None:
     values = any_bits(np.dtype(np.float32), 1 << 16)
     assert len(encode(values, values, stream)) == 64 * (32 + 4)
 
 
-def test_parts_of_other_buffers_are_refused(stream: Stream) -> None:
+def test_slices_of_other_buffers_are_errors(stream: Stream) -> None:
     values, base = stepped(np.dtype(np.float32), 100)
-    with made(values, base, stream) as (codec, buffer), upload(values, stream) as elsewhere:
+    with delta_codec(values, base, stream) as (codec, buffer), upload(values, stream) as elsewhere:
         other = buffer_in(elsewhere, values)
         with (
             stream.device.alloc(codec.max_encoded(100, buffer.dtype)) as room,
@@ -121,17 +121,17 @@ def test_parts_of_other_buffers_are_refused(stream: Stream) -> None:
         ):
             codec.encode(other, room, stream)
     assert str(caught.value) == (
-        f"codec delta: expected elements of the buffer that it was made for, got {other!r}. "
-        "Pass the same contiguous buffer every time."
+        f"codec delta: expected a slice of the buffer that the codec was created for, got {other!r}. "
+        "Pass the same contiguous buffer in every call."
     )
 
 
 @pytest.mark.parametrize(("changed", "chosen"), [(1e-4, "delta"), (10.0, "split")])
-def test_where_everything_has_changed_it_stands_back(changed: float, chosen: str, stream: Stream) -> None:
+def test_split_is_chosen_if_everything_has_changed(changed: float, chosen: str, stream: Stream) -> None:
     random = np.random.default_rng(3)
     base = random.normal(0, 1, 50_000).astype(np.float32)
     values = base + random.normal(0, changed, base.size).astype(np.float32)
-    with made(values, base, stream) as (codec, buffer):
+    with delta_codec(values, base, stream) as (codec, buffer):
         choosing = codec.choose(buffer, stream)
         try:
             while True:
@@ -143,18 +143,18 @@ def test_where_everything_has_changed_it_stands_back(changed: float, chosen: str
         assert codec.max_encoded(50_000, buffer.dtype) >= found.max_encoded(50_000, buffer.dtype)
 
 
-def test_other_calls_do_not_take_it():
+def test_delta_is_not_available_by_spec():
     with pytest.raises(SpecError) as caught:
         get_codec("delta")
     assert str(caught.value).endswith(
-        "got 'delta'. It remembers what it has sent: pass it to Bcast_init, or to the syncs of mpi_gpucomp.torch."
+        "got 'delta'. delta keeps state between calls: pass it to Bcast_init, or to the syncs of mpi_gpucomp.torch."
     )
 
 
-def test_nothing_can_be_reduced(stream: Stream) -> None:
+def test_reductions_are_errors(stream: Stream) -> None:
     values, base = stepped(np.dtype(np.float32), 100)
     with (
-        made(values, base, stream) as (codec, buffer),
+        delta_codec(values, base, stream) as (codec, buffer),
         upload(b"1234", stream) as source,
         pytest.raises(BufferSpecError) as caught,
     ):
@@ -165,7 +165,7 @@ def test_nothing_can_be_reduced(stream: Stream) -> None:
 
 
 @every_type
-def test_damaged_streams_are_refused_or_decoded_and_no_worse(dtype: np.dtype, stream: Stream) -> None:
+def test_damaged_bytes_raise_or_decode_and_never_crash(dtype: np.dtype, stream: Stream) -> None:
     values, base = stepped(dtype, 3000)
     data, random = encode(values, base, stream), np.random.default_rng(2)
     sizes_and_widths = [*range(12), *range(16, 48)]  # of three tiles, and of the first

@@ -1,4 +1,4 @@
-"""What every device does: one suite, the same for the processor and a GPU."""
+"""The device contract: one suite for the host and a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stream(request: pytest.FixtureRequest, device: Device) -> Stream:
     if request.param == "own thread":
         return device.stream()
     if device.name != "host":
-        pytest.skip("inline streams are the host's")
+        pytest.skip("only the host has inline streams")
     return device.stream(inline=True)
 
 
@@ -35,43 +35,40 @@ def checksum(data: Memory, nbytes: int, device: Device, stream: Stream, split: b
         return int(download(result, stream).view(np.uint32)[0])
 
 
-def test_a_device_is_made_once(device: Device) -> None:
+def test_a_device_is_created_once(device: Device) -> None:
     assert get_device(device.name) is device
 
 
-def test_a_wrong_name_says_what_would_be_right() -> None:
+def test_an_unknown_device_name_is_an_error() -> None:
     with pytest.raises(DeviceError) as caught:
         get_device("gpu")
-    assert (
-        str(caught.value)
-        == "device 'gpu': expected host or cuda:N with a GPU's number, got 'gpu'. Name the first GPU cuda:0."
-    )
+    assert str(caught.value) == "device 'gpu': expected host or cuda:N, got 'gpu'. Name the first GPU cuda:0."
 
 
-def test_a_gpu_that_is_not_there_says_so() -> None:
+def test_a_missing_gpu_is_an_error() -> None:
     pytest.importorskip("cupy")
     with pytest.raises(DeviceError) as caught:
         get_device("cuda:4095")
     text = str(caught.value)
-    assert text.startswith("device cuda:4095: expected a CUDA GPU of this number, got ")
+    assert text.startswith("device cuda:4095: expected a CUDA GPU with this ordinal, got ")
     assert text.endswith("Check the driver with nvidia-smi and CUDA_VISIBLE_DEVICES, or use the device 'host'.")
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 255, 256, 257, 5000, 1 << 20, (1 << 20) + 1])
-def test_memory_is_aligned_and_apart(device: Device, nbytes: int) -> None:
-    spans = [take(nbytes) for take in (device.alloc, device.pinned, device.alloc)]
-    assert all(span.address % 256 == 0 and span.nbytes == nbytes and span.device is device for span in spans)
-    addresses = sorted(span.address for span in spans)
+def test_memory_is_aligned_and_disjoint(device: Device, nbytes: int) -> None:
+    blocks = [take(nbytes) for take in (device.alloc, device.pinned, device.alloc)]
+    assert all(block.address % 256 == 0 and block.nbytes == nbytes and block.device is device for block in blocks)
+    addresses = sorted(block.address for block in blocks)
     assert all(b - a >= max(nbytes, 1) for a, b in pairwise(addresses))
-    for span in spans:
-        span.release()
+    for block in blocks:
+        block.release()
 
 
 def test_memory_of_a_negative_size_is_an_error(device: Device) -> None:
     with pytest.raises(BufferSpecError) as caught:
         device.alloc(-1)
     assert str(caught.value) == (
-        f"memory of {device.name}: expected a size of at least 0 bytes, got -1. Check the size that was computed."
+        f"memory of {device.name}: expected a size of at least 0 bytes, got -1. Check how the size is computed."
     )
 
 
@@ -87,7 +84,7 @@ def test_released_memory_serves_the_next_request(device: Device) -> None:
     assert (after.allocations, after.hits, after.in_use) == (before.allocations, before.hits + 3, before.in_use)
 
 
-def test_bytes_come_back_as_they_went(device: Device, stream: Stream) -> None:
+def test_copies_preserve_bytes(device: Device, stream: Stream) -> None:
     data = random.integers(0, 256, 100_003, np.uint8)
     there = upload(data, device, stream)
     with device.alloc(data.nbytes) as other:
@@ -96,14 +93,14 @@ def test_bytes_come_back_as_they_went(device: Device, stream: Stream) -> None:
     there.release()
 
 
-def test_copying_and_filling_nothing_is_fine(device: Device, stream: Stream) -> None:
+def test_copies_and_fills_of_zero_bytes(device: Device, stream: Stream) -> None:
     with device.alloc(1) as memory:
         stream.copy(memory.address, memory.address, 0)
         stream.fill(memory.address, 1, 0)
         stream.synchronize()
 
 
-def test_fill_sets_the_bytes_and_no_others(device: Device, stream: Stream) -> None:
+def test_fill_sets_only_its_bytes(device: Device, stream: Stream) -> None:
     there = upload(np.zeros(1000, np.uint8), device, stream)
     stream.fill(there.address + 10, 0xA5, 900)
     expected = np.zeros(1000, np.uint8)
@@ -112,7 +109,7 @@ def test_fill_sets_the_bytes_and_no_others(device: Device, stream: Stream) -> No
     there.release()
 
 
-def test_work_runs_in_the_order_of_queueing(device: Device, stream: Stream) -> None:
+def test_work_runs_in_order(device: Device, stream: Stream) -> None:
     size = 1 << 20
     with device.alloc(size) as a, device.alloc(size) as b:
         for step in range(100):
@@ -135,7 +132,7 @@ def test_one_stream_waits_for_another(device: Device, stream: Stream) -> None:
         other.close()
 
 
-def test_an_event_is_done_when_it_was_waited_for(device: Device, stream: Stream) -> None:
+def test_an_event_is_done_after_wait(device: Device, stream: Stream) -> None:
     with device.alloc(1 << 20) as memory:
         stream.fill(memory.address, 1, memory.nbytes)
         event = stream.record()
@@ -146,11 +143,11 @@ def test_an_event_is_done_when_it_was_waited_for(device: Device, stream: Stream)
         stream.synchronize()
 
 
-def test_the_caller_hears_of_failed_work_and_goes_on(device: Device, stream: Stream) -> None:
+def test_failed_work_raises_and_the_stream_stays_usable(device: Device, stream: Stream) -> None:
     def fail() -> None:
         raise LookupError("no such thing")
 
-    def fail_and_wait() -> None:  # a GPU's stream raises at once, the host's when waited for
+    def fail_and_wait() -> None:  # a GPU's stream raises immediately, the host's at synchronize
         stream.run(fail)
         stream.synchronize()
 
@@ -175,7 +172,7 @@ def test_many_streams_at_once(device: Device) -> None:
         memory.release()
 
 
-def test_close_finishes_what_is_queued(device: Device) -> None:
+def test_close_completes_the_queued_work(device: Device) -> None:
     stream, result = device.stream(), device.pinned(1 << 20)
     with device.alloc(1 << 20) as memory:
         for step in range(10):
@@ -188,7 +185,7 @@ def test_close_finishes_what_is_queued(device: Device) -> None:
 
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 100_001, 3_000_001])
-def test_a_kernel_gives_the_same_split_or_not(device: Device, stream: Stream, nbytes: int, split: bool) -> None:
+def test_split_does_not_change_the_result(device: Device, stream: Stream, nbytes: int, split: bool) -> None:
     data = random.integers(0, 256, nbytes, np.uint8)
     there = upload(data, device, stream)
     assert checksum(there, nbytes, device, stream, split) == zlib.adler32(data)
@@ -207,6 +204,6 @@ def test_kernels_keep_denormal_numbers(device: Device, stream: Stream) -> None:
     source.release()
 
 
-def test_an_unknown_kernel_is_an_error_at_once(device: Device, stream: Stream) -> None:
+def test_an_unknown_kernel_is_an_error_at_launch(device: Device, stream: Stream) -> None:
     with pytest.raises(DeviceError, match=r"^kernel no_such_kernel: expected a "):
         stream.launch("no_such_kernel", 1)

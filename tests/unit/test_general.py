@@ -1,4 +1,4 @@
-"""The general codecs on the host: round trips, the formats as other libraries know them, reductions, settings."""
+"""The general codecs on the host: round trips, interoperability with other libraries, reductions, parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from coding import decode, download, encode, upload, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec import general as cramjam
-from mpi_gpucomp.codec.general import FORMATS, Ans, Deflate, Gdeflate, Lz4, Snappy, Zstd
+from mpi_gpucomp.codec import general
+from mpi_gpucomp.codec.general import GENERAL_CODECS, Ans, Deflate, Gdeflate, Lz4, Snappy, Zstd
 from mpi_gpucomp.device import DTYPES, Memory, as_buffer, get_device
 from mpi_gpucomp.errors import BufferSpecError, DecodeError, DeviceError, SpecError
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("cramjam")
 
-HOST = [codec for codec in FORMATS if codec.form.plain]
-GPU_ONLY = [codec for codec in FORMATS if not codec.form.plain]
+HOST = [codec for codec in GENERAL_CODECS if codec.format.standard]
+GPU_ONLY = [codec for codec in GENERAL_CODECS if not codec.format.standard]
 GUARD = 64
 
 any_format = pytest.mark.parametrize("kind", HOST, ids=lambda kind: kind.name)
@@ -58,14 +58,14 @@ def test_round_trip_of_every_type(kind: type[GeneralCodec], dtype: Any, count: i
 @given(data=st.binary(max_size=2000), times=st.integers(1, 40))
 def test_round_trip_of_any_bytes(kind: type[GeneralCodec], data: bytes, times: int) -> None:
     stream = get_device("host").stream(inline=True)
-    plain = np.frombuffer(data * times, np.uint8)
-    back = np.empty_like(plain)
-    decode(kind(), encode(kind(), plain, stream), back, stream)
-    assert back.tobytes() == plain.tobytes()
+    array = np.frombuffer(data * times, np.uint8)
+    back = np.empty_like(array)
+    decode(kind(), encode(kind(), array, stream), back, stream)
+    assert back.tobytes() == array.tobytes()
 
 
 def snappy_decoder(data: bytes) -> bytes:
-    """Decode raw Snappy as its format description says, sharing no code with cramjam (python-snappy is built on it)."""
+    """Decode Snappy without framing, independently of cramjam, on which python-snappy is built."""
     out, at, length, shift = bytearray(), 0, 0, 0
     while True:
         length |= (data[at] & 127) << shift
@@ -93,7 +93,7 @@ def snappy_decoder(data: bytes) -> bytes:
 
 
 def other_library(name: str, size: int) -> tuple[Callable[[bytes], bytes] | None, Callable[[bytes], bytes]]:
-    """Return another implementation's encoder, where there is one, and decoder."""
+    """Return the encoder, if there is one, and the decoder of another implementation."""
     if name == "lz4":
         block = pytest.importorskip("lz4.block")
         return (lambda b: block.compress(b, store_size=False)), lambda b: block.decompress(b, uncompressed_size=size)
@@ -107,7 +107,7 @@ def other_library(name: str, size: int) -> tuple[Callable[[bytes], bytes] | None
 
 @any_format
 @pytest.mark.parametrize("count", [1, 1000, 100_000])
-def test_other_libraries_read_our_bytes_and_we_theirs(kind: type[GeneralCodec], count: int, stream: Stream) -> None:
+def test_interoperability_with_other_libraries(kind: type[GeneralCodec], count: int, stream: Stream) -> None:
     array = np.random.default_rng(count).normal(0, 1, count).astype(np.float16).repeat(2)
     their_encoder, their_decoder = other_library(kind.name, array.nbytes)
     assert their_decoder(encode(kind(), array, stream)) == array.tobytes()
@@ -117,13 +117,13 @@ def test_other_libraries_read_our_bytes_and_we_theirs(kind: type[GeneralCodec], 
         assert back.tobytes() == array.tobytes()
 
 
-def test_snappy_of_another_hand_is_read(stream: Stream) -> None:
+def test_snappy_bytes_written_by_hand(stream: Stream) -> None:
     back = np.empty(12, np.uint8)
     decode(Snappy(), b"\x0c" + b"\x0cabcd" + b"\x11\x04", back, stream)
     assert back.tobytes() == b"abcdabcdabcd"
 
 
-def test_zstd_frames_say_their_length_for_nvcomp(stream: Stream) -> None:
+def test_zstd_frames_have_a_content_size_for_nvcomp(stream: Stream) -> None:
     zstandard = pytest.importorskip("zstandard")
     data = encode(Zstd(), np.arange(1000), stream)
     assert zstandard.get_frame_parameters(data).content_size == 8000
@@ -131,7 +131,7 @@ def test_zstd_frames_say_their_length_for_nvcomp(stream: Stream) -> None:
 
 @any_format
 @pytest.mark.parametrize("count", [1, 2, 60, 1000, 65_536, 131_073, 400_000])
-def test_noise_stays_within_the_bound(kind: type[GeneralCodec], count: int, stream: Stream) -> None:
+def test_noise_stays_within_max_encoded(kind: type[GeneralCodec], count: int, stream: Stream) -> None:
     noise = np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8)
     bound = kind().max_encoded(count, as_buffer(noise).dtype)
     with upload(np.full(bound + GUARD, 7, np.uint8), stream) as memory:
@@ -141,27 +141,27 @@ def test_noise_stays_within_the_bound(kind: type[GeneralCodec], count: int, stre
         assert download(memory.address + bound, GUARD, stream) == b"\x07" * GUARD
 
 
-def test_too_little_room_to_encode(stream: Stream) -> None:
+def test_too_little_capacity_is_an_error(stream: Stream) -> None:
     with pytest.raises(BufferSpecError) as caught:
         Lz4().encode(as_buffer(np.zeros(100, np.float32)), upload(b"x" * 480, stream), stream)
     assert str(caught.value) == (
-        "codec lz4: expected room for 481 encoded bytes, got 480. Take as many bytes as max_encoded says."
+        "codec lz4: expected capacity for 481 encoded bytes, got 480. Allocate max_encoded bytes."
     )
 
 
 REDUCTIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-MISSING = {("complex64", "min"), ("complex64", "max"), ("complex128", "min"), ("complex128", "max"), ("bool", "sum")}
+UNDEFINED = {("complex64", "min"), ("complex64", "max"), ("complex128", "min"), ("complex128", "max"), ("bool", "sum")}
 
 
 @any_format
 @pytest.mark.parametrize(
-    ("name", "op"), [(t.name, op) for t in DTYPES for op in REDUCTIONS if (t.name, op) not in MISSING]
+    ("name", "op"), [(t.name, op) for t in DTYPES for op in REDUCTIONS if (t.name, op) not in UNDEFINED]
 )
 def test_decode_and_reduce(kind: type[GeneralCodec], name: str, op: str, stream: Stream) -> None:
-    here, arriving = values(name, 3001, 1), values(name, 3001, 2)
-    expected = REDUCTIONS[op](here, arriving)
-    assert decode(kind(), encode(kind(), arriving, stream), here, stream, op) == here.nbytes
-    assert here.tobytes() == expected.astype(here.dtype).tobytes()
+    target, arriving = values(name, 3001, 1), values(name, 3001, 2)
+    expected = REDUCTIONS[op](target, arriving)
+    assert decode(kind(), encode(kind(), arriving, stream), target, stream, op) == target.nbytes
+    assert target.tobytes() == expected.astype(target.dtype).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,17 @@ def test_decode_and_reduce(kind: type[GeneralCodec], name: str, op: str, stream:
         ("float32", "mean", "replace, sum, prod, min, max"),
     ],
 )
-def test_operations_that_a_type_does_not_have(dtype: str, op: str, known: str, stream: Stream) -> None:
+def test_undefined_operations_are_errors(dtype: str, op: str, known: str, stream: Stream) -> None:
     with pytest.raises(BufferSpecError) as caught:
         decode(Zstd(), b"x", values(dtype, 3), stream, op)
     assert str(caught.value) == (
-        f"codec zstd: expected an operation that {dtype} has: {known}, got {op}. "
+        f"codec zstd: expected an operation defined for {dtype}: {known}, got {op}. "
         "Choose another operation, or elements of another type."
     )
 
 
 @any_format
-def test_work_waits_its_turn_in_the_stream(kind: type[GeneralCodec], stream: Stream) -> None:
+def test_work_runs_in_stream_order(kind: type[GeneralCodec], stream: Stream) -> None:
     array, back = values("int32", 1000), np.zeros(1000, np.int32)
     room = stream.device.alloc(kind().max_encoded(1000, as_buffer(array).dtype))
     gate = threading.Event()
@@ -210,21 +210,21 @@ def test_no_allocation_after_warm_up(stream: Stream) -> None:
 
 
 @any_format
-def test_a_buffer_too_long_for_the_format_travels_raw(
+def test_a_buffer_too_long_for_the_format_is_sent_raw(
     kind: type[GeneralCodec], stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array = values("uint8", 101)
     data = encode(kind(), array, stream)
-    monkeypatch.setitem(cramjam.LARGEST, kind.name, 100)
+    monkeypatch.setitem(general.HOST_LIMITS, kind.name, 100)
     room = stream.device.alloc(10_000)
     assert kind().encode(as_buffer(array), room, stream).result() is None
     assert kind().encode(as_buffer(array[:100]), room, stream).result() is not None
-    with pytest.raises(DecodeError, match="got a length that the format does not have"):
+    with pytest.raises(DecodeError, match="got a length that the format does not support"):
         decode(kind(), data, np.empty_like(array), stream)
 
 
 @pytest.mark.parametrize("kind", [Zstd, Deflate])
-def test_a_level_is_the_encoders_business(kind: type[GeneralCodec], stream: Stream) -> None:
+def test_decoding_does_not_depend_on_the_level(kind: type[GeneralCodec], stream: Stream) -> None:
     text = np.frombuffer(Path(__file__).read_bytes(), np.uint8)
     fast, dense = kind(), kind.from_parameters({"level": "9"})
     data = encode(dense, text, stream)
@@ -236,7 +236,7 @@ def test_a_level_is_the_encoders_business(kind: type[GeneralCodec], stream: Stre
 
 
 def test_wire_ids_and_specs() -> None:
-    assert {codec.name: codec().wire_id for codec in FORMATS} == {
+    assert {codec.name: codec().wire_id for codec in GENERAL_CODECS} == {
         "lz4": 0x10010000,
         "snappy": 0x11010000,
         "zstd": 0x12010000,
@@ -246,10 +246,10 @@ def test_wire_ids_and_specs() -> None:
         "bitcomp": 0x16010000,
         "cascaded": 0x17010000,
     }
-    assert [codec.from_parameters({}).spec for codec in FORMATS] == [codec.name for codec in FORMATS]
+    assert [codec.from_parameters({}).spec for codec in GENERAL_CODECS] == [codec.name for codec in GENERAL_CODECS]
     assert [Zstd.from_parameters({"level": level}).spec for level in ("01", "22")] == ["zstd", "zstd:level=22"]
     assert Gdeflate.from_parameters({"level": "0"}).spec == "gdeflate:level=0"
-    assert all(codec.lossless for codec in FORMATS)
+    assert all(codec.lossless for codec in GENERAL_CODECS)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_wire_ids_and_specs() -> None:
         (Ans, "type=f2", "expected no parameters, got type=f2. Write ans."),
     ],
 )
-def test_wrong_parameters(kind: type[GeneralCodec], given: str, message: str) -> None:
+def test_invalid_parameters_are_errors(kind: type[GeneralCodec], given: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         kind.from_parameters(dict([given.split("=")]))
     assert str(caught.value) == f"codec {kind.name}: {message}"
@@ -281,10 +281,10 @@ def test_without_cramjam(kind: type[GeneralCodec], stream: Stream, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", GPU_ONLY, ids=lambda kind: kind.name)
-def test_the_others_need_a_gpu(kind: type[GeneralCodec], stream: Stream) -> None:
+def test_gpu_only_codecs_are_errors_on_the_host(kind: type[GeneralCodec], stream: Stream) -> None:
     message = (
         f"codec {kind.name}: expected a stream of a GPU, got one of the host. "
-        f"The codec {kind.name} needs a GPU; lz4, snappy, zstd and deflate run on both machines."
+        f"The codec {kind.name} needs a GPU; lz4, snappy, zstd and deflate run on both."
     )
     with pytest.raises(DeviceError) as caught:
         encode(kind(), np.ones(3), stream)

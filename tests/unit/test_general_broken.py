@@ -1,4 +1,4 @@
-"""The general codecs on the host, fed with what is not theirs: an error each, and not a byte outside the buffer."""
+"""The general codecs on the host with damaged and random bytes: an error, and no write outside the buffer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coding import decode, encode, upload, values
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mpi_gpucomp.codec.general import FORMATS, Lz4
+from mpi_gpucomp.codec.general import GENERAL_CODECS, Lz4
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.errors import DecodeError
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 pytest.importorskip("cramjam")
 
 GUARD = 64
-REMEDY = "The bytes were damaged or cut short on their way, or another codec wrote them."
+REMEDY = "The bytes were damaged or truncated in transit, or written by another codec."
 
-any_format = pytest.mark.parametrize("kind", [c for c in FORMATS if c.form.plain], ids=lambda kind: kind.name)
+HOST = [codec for codec in GENERAL_CODECS if codec.format.standard]
+any_format = pytest.mark.parametrize("kind", HOST, ids=lambda kind: kind.name)
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +37,15 @@ def stream() -> Iterator[Stream]:
 
 
 def try_to_decode(codec: GeneralCodec, data: bytes, count: int, stream: Stream) -> bool:
-    """Decode bytes of any kind; whatever they are, nothing is written behind the buffer."""
-    room = np.full(count + GUARD, 7, np.uint8)
+    """Decode arbitrary bytes into a buffer with a guard behind it; return True on success."""
+    target = np.full(count + GUARD, 7, np.uint8)
     try:
-        decode(codec, data, room, stream, count=count)
+        decode(codec, data, target, stream, count=count)
     except DecodeError as error:
         assert error.remedy == REMEDY
         return False
     finally:
-        assert (room[count:] == 7).all()
+        assert (target[count:] == 7).all()
     return True
 
 
@@ -58,7 +59,9 @@ def test_every_truncation_is_an_error(kind: type[GeneralCodec], stream: Stream) 
 @any_format
 @settings(max_examples=150)
 @given(seed=st.integers(0, 9), at=st.integers(0, 10**6), flip=st.integers(1, 255), count=st.integers(1, 600))
-def test_damaged_bytes_never_reach_beyond(kind: type[GeneralCodec], seed: int, at: int, flip: int, count: int) -> None:
+def test_damaged_bytes_stay_within_the_buffer(
+    kind: type[GeneralCodec], seed: int, at: int, flip: int, count: int
+) -> None:
     stream = get_device("host").stream(inline=True)
     data = bytearray(encode(kind(), values("uint8", 400, seed), stream))
     data[at % len(data)] ^= flip
@@ -71,12 +74,12 @@ def test_damaged_bytes_never_reach_beyond(kind: type[GeneralCodec], seed: int, a
 @example(data=b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 8 + b"\x01\x00\x00", count=100)
 @example(data=b"\xff\xff\xff\xff\x0f" + b"\xfc\xff\xff\xff\xff", count=100)
 @example(data=b"\xff" * 200, count=100)
-def test_random_bytes_never_reach_beyond(kind: type[GeneralCodec], data: bytes, count: int) -> None:
+def test_random_bytes_stay_within_the_buffer(kind: type[GeneralCodec], data: bytes, count: int) -> None:
     try_to_decode(kind(), data, count, get_device("host").stream(inline=True))
 
 
 @any_format
-def test_a_bomb_is_stopped_at_the_end_of_the_buffer(kind: type[GeneralCodec], stream: Stream) -> None:
+def test_a_decompression_bomb_is_stopped_at_the_end_of_the_buffer(kind: type[GeneralCodec], stream: Stream) -> None:
     data = encode(kind(), np.zeros(1 << 22, np.uint8), stream)
     assert not try_to_decode(kind(), data[:1000], 900, stream)
     assert not try_to_decode(kind(), data, 1 << 20, stream)
@@ -88,25 +91,25 @@ def test_fewer_elements_than_expected(kind: type[GeneralCodec], stream: Stream) 
     with pytest.raises(DecodeError) as caught:
         decode(kind(), data, np.empty(51, np.float64), stream)
     name = kind.name
-    assert str(caught.value) == f"codec {name}: expected a {name} stream of 408 plain bytes, got one of 400. {REMEDY}"
+    assert str(caught.value) == f"codec {name}: expected a {name} stream of 408 decoded bytes, got one of 400. {REMEDY}"
 
 
 @pytest.mark.parametrize(("data", "count"), [(b"", 3), (b"\x00", 0), (b"\x00" * 200, 3)])
-def test_lengths_that_cannot_be(data: bytes, count: int, stream: Stream) -> None:
+def test_impossible_lengths_are_errors(data: bytes, count: int, stream: Stream) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(Lz4(), data, np.empty(count, np.float32), stream)
-    expected = f"codec lz4: expected a lz4 stream of {4 * count} plain bytes, got {len(data)} bytes. {REMEDY}"
+    expected = f"codec lz4: expected a lz4 stream of {4 * count} decoded bytes, got {len(data)} bytes. {REMEDY}"
     assert str(caught.value) == expected
 
 
-def test_more_bytes_than_the_memory_has(stream: Stream) -> None:
+def test_more_bytes_than_the_memory_holds(stream: Stream) -> None:
     pending = Lz4().decode(upload(b"x" * 9, stream), 10, as_buffer(np.empty(30, np.uint8)), stream)
-    with pytest.raises(DecodeError, match=r"^codec lz4: expected a lz4 stream of 30 plain bytes, got 10 bytes\."):
+    with pytest.raises(DecodeError, match=r"^codec lz4: expected a lz4 stream of 30 decoded bytes, got 10 bytes\."):
         pending.result()
 
 
 @any_format
-def test_broken_bytes_reduce_nothing_and_stop_nobody(kind: type[GeneralCodec], stream: Stream) -> None:
+def test_damaged_bytes_are_not_reduced_and_do_not_affect_later_work(kind: type[GeneralCodec], stream: Stream) -> None:
     arriving = values("float32", 5000)
     data = encode(kind(), arriving, stream)
     here, there = np.ones_like(arriving), np.ones_like(arriving)

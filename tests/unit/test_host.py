@@ -1,4 +1,4 @@
-"""The host's streams: order, failures, threads, and the end of the interpreter."""
+"""Host streams: order, failures, threads, fork and interpreter exit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from device_memory import view
 from mpi_gpucomp.device import Device, get_device
 from mpi_gpucomp.errors import DeviceError
 
-LONG = 30.0  # seconds after which a test has hung
+LONG = 30.0  # seconds: a test that takes longer has hung
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -34,7 +34,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_the_caller_does_not_wait(host: Device) -> None:
+def test_queueing_work_does_not_block(host: Device) -> None:
     stream, gate, ran = host.stream(), threading.Event(), []
     stream.run(lambda: gate.wait(LONG))
     stream.run(lambda: ran.append(1))
@@ -47,7 +47,7 @@ def test_the_caller_does_not_wait(host: Device) -> None:
     stream.close()
 
 
-def test_work_of_many_callers_runs_one_by_one(host: Device) -> None:
+def test_work_of_concurrent_callers_is_serialised(host: Device) -> None:
     stream, order = host.stream(), []
     callers = [
         threading.Thread(target=lambda me=me: [stream.run(lambda n=n: order.append((me, n))) for n in range(200)])
@@ -58,11 +58,11 @@ def test_work_of_many_callers_runs_one_by_one(host: Device) -> None:
     for caller in callers:
         caller.join()
     stream.synchronize()
-    assert [[n for who, n in order if who == me] for me in range(8)] == [list(range(200))] * 8
+    assert [[n for caller, n in order if caller == me] for me in range(8)] == [list(range(200))] * 8
     stream.close()
 
 
-def test_a_stream_holds_for_the_event_of_another(host: Device) -> None:
+def test_a_stream_waits_for_an_event_of_another(host: Device) -> None:
     first, second, gate, order = host.stream(), host.stream(), threading.Event(), []
     first.run(lambda: gate.wait(LONG))
     first.run(lambda: order.append("first"))
@@ -75,7 +75,7 @@ def test_a_stream_holds_for_the_event_of_another(host: Device) -> None:
     assert order == ["first", "second"]
 
 
-def test_work_behind_a_failure_is_skipped_until_it_was_raised(host: Device) -> None:
+def test_work_behind_a_failure_is_skipped_until_it_is_reported(host: Device) -> None:
     stream, ran, error = host.stream(), [], ValueError("broken")
     before = stream.record()
     stream.run(raising(error))
@@ -91,7 +91,7 @@ def test_work_behind_a_failure_is_skipped_until_it_was_raised(host: Device) -> N
     assert ran == ["later"]
 
 
-def test_a_failure_reaches_the_streams_that_wait_and_ends_in_all(host: Device) -> None:
+def test_a_failure_propagates_to_waiting_streams_and_is_cleared_in_all(host: Device) -> None:
     first, second, ran, error = host.stream(), host.stream(), [], ValueError("broken")
     first.run(raising(error))
     second.wait(first.record())
@@ -105,7 +105,7 @@ def test_a_failure_reaches_the_streams_that_wait_and_ends_in_all(host: Device) -
     assert ran == ["later", "later"]
 
 
-def test_even_the_end_of_a_thread_is_only_a_failure(host: Device) -> None:
+def test_system_exit_and_interrupts_are_failures(host: Device) -> None:
     stream = host.stream()
     for error in (SystemExit(3), KeyboardInterrupt()):
         stream.run(raising(error))
@@ -114,7 +114,7 @@ def test_even_the_end_of_a_thread_is_only_a_failure(host: Device) -> None:
     stream.close()
 
 
-def test_the_traceback_leads_to_the_work_and_does_not_grow(host: Device) -> None:
+def test_the_traceback_ends_in_the_work_and_does_not_grow(host: Device) -> None:
     stream = host.stream()
     stream.run(raising(ValueError("broken")))
     event, depths = stream.record(), []
@@ -126,7 +126,7 @@ def test_the_traceback_leads_to_the_work_and_does_not_grow(host: Device) -> None
     assert len(set(depths)) == 1
 
 
-def test_close_raises_what_nobody_asked_for_and_ends_the_thread(host: Device) -> None:
+def test_close_raises_an_unreported_failure_and_ends_the_thread(host: Device) -> None:
     stream = host.stream()
     stream.run(raising(ValueError("broken")))
     with pytest.raises(ValueError, match="broken"):
@@ -135,7 +135,7 @@ def test_close_raises_what_nobody_asked_for_and_ends_the_thread(host: Device) ->
     with pytest.raises(DeviceError) as caught:
         stream.record()
     assert str(caught.value) == (
-        "stream of host: expected an open stream, got a closed one. Make a new one with device.stream()."
+        "stream of host: expected an open stream, got a closed one. Create another with device.stream()."
     )
 
 
@@ -143,7 +143,7 @@ def stream_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "gpucomp-stream"}
 
 
-def test_threads_start_with_the_first_work_and_end_with_the_stream(host: Device) -> None:
+def test_the_thread_starts_with_the_first_work_and_ends_with_the_stream(host: Device) -> None:
     before = stream_threads()
     stream = host.stream()
     stream.synchronize()
@@ -155,7 +155,7 @@ def test_threads_start_with_the_first_work_and_end_with_the_stream(host: Device)
     assert not stream_threads() - before
 
 
-def test_a_dropped_stream_finishes_its_work_and_ends(host: Device) -> None:
+def test_a_dropped_stream_completes_its_work_and_ends(host: Device) -> None:
     before, ran = stream_threads(), []
     stream = host.stream()
     for n in range(100):
@@ -166,7 +166,7 @@ def test_a_dropped_stream_finishes_its_work_and_ends(host: Device) -> None:
     assert ran == list(range(100))
 
 
-def test_a_stream_keeps_nothing_that_has_run(host: Device) -> None:
+def test_a_stream_drops_completed_work(host: Device) -> None:
     class Thing:
         def work(self) -> None:
             pass
@@ -179,14 +179,14 @@ def test_a_stream_keeps_nothing_that_has_run(host: Device) -> None:
     stream.close()
 
 
-def test_an_inline_stream_runs_at_once_in_the_callers_thread(host: Device) -> None:
+def test_an_inline_stream_runs_immediately_in_the_calling_thread(host: Device) -> None:
     stream, where = host.stream(inline=True), []
     stream.run(lambda: where.append(threading.current_thread()))
     assert where == [threading.current_thread()]
     assert stream.record().done()
 
 
-def test_an_inline_stream_lets_an_interrupt_through(host: Device) -> None:
+def test_an_inline_stream_does_not_catch_interrupts(host: Device) -> None:
     stream = host.stream(inline=True)
     with pytest.raises(KeyboardInterrupt):
         stream.run(raising(KeyboardInterrupt()))
@@ -213,9 +213,9 @@ def python(program: str) -> subprocess.Popen[str]:
         "time.sleep(0.1)",
         "s = host.stream(); s.run(lambda: 1 / 0)",
     ],
-    ids=["idle", "stuck", "waiting", "filling", "failed"],
+    ids=["idle", "blocked", "waiting", "filling", "failed"],
 )
-def test_the_interpreter_ends_whatever_the_streams_do(program: str) -> None:
+def test_the_interpreter_exits_whatever_the_streams_do(program: str) -> None:
     process = python(program)
     out, err = process.communicate(timeout=LONG)
     assert (process.returncode, out, err) == (0, "", "")
@@ -233,31 +233,38 @@ def test_a_wait_can_be_interrupted() -> None:
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_a_forked_child_has_devices_of_its_own() -> None:
-    program = """
-data = np.arange(1 << 22, dtype=np.uint8)
-def use():
-    s, out = get_device('host').stream(), get_device('host').alloc(1 << 20)
-    s.launch('checksum_tiles', 1 << 10, data.ctypes.data, data.nbytes, out.address)
-    s.synchronize()
-use()
-kept = host.stream()
-kept.run(lambda: None)
-kept.synchronize()
-child = os.fork()
+FORK = """
 from mpi_gpucomp.device import host as host_module
-if not child:
-    assert (get_device('host') is host, len(host_module._lanes), host_module._shared) == (False, 0, None)
-use()
+
+data = np.arange(1 << 22, dtype=np.uint8)
+
+def launch_on_workers():
+    device = get_device('host')
+    stream, sums = device.stream(), device.alloc(1 << 20)
+    stream.launch('checksum_tiles', 1 << 10, data.ctypes.data, data.nbytes, sums.address)
+    stream.synchronize()
+
+launch_on_workers()
+open_stream = host.stream()
+open_stream.run(lambda: None)
+open_stream.synchronize()
+child = os.fork()
+if child == 0:
+    assert get_device('host') is not host
+    assert not host_module._queues and host_module._workers is None
+launch_on_workers()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    process = python(program)
+
+
+def test_a_forked_child_creates_its_own_device_and_threads() -> None:
+    process = python(FORK)
     _, err = process.communicate(timeout=LONG)
     assert (process.returncode, err) == (0, "")
 
 
-def test_a_large_kernel_is_shared_and_gives_the_same(host: Device) -> None:
+def test_a_large_kernel_shared_by_workers_gives_the_same_result(host: Device) -> None:
     data = np.random.default_rng(3).integers(0, 256, 1 << 24, np.uint8)
     tiles = data.nbytes // 4096
     with host.alloc(8 * tiles) as shared, host.alloc(8 * tiles) as alone:
@@ -267,7 +274,7 @@ def test_a_large_kernel_is_shared_and_gives_the_same(host: Device) -> None:
         assert np.array_equal(view(shared), view(alone))
 
 
-def test_get_device_is_the_same_from_every_thread() -> None:
+def test_get_device_returns_one_object_in_every_thread() -> None:
     found: list[Device] = []
     threads = [threading.Thread(target=lambda: found.append(get_device("host"))) for _ in range(8)]
     for thread in threads:

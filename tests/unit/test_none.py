@@ -57,7 +57,7 @@ def test_operations_that_a_type_does_not_have(name: str, op: str, known: str, st
     with pytest.raises(BufferSpecError) as caught:
         decode(NONE, here.tobytes(), here, stream, op)
     assert str(caught.value) == (
-        f"codec none: expected an operation that {name} has: {known}, got {op}. "
+        f"codec none: expected an operation defined for {name}: {known}, got {op}. "
         "Choose another operation, or elements of another type."
     )
 
@@ -67,6 +67,6 @@ def test_another_length_is_an_error(nbytes: int, stream: Stream) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(NONE, bytes(nbytes), np.zeros(2, np.float32), stream)
     assert str(caught.value) == (
-        f"codec none: expected a stream of 2 elements, got {nbytes} bytes instead of 8. "
-        "The bytes were damaged or cut short on their way, or another codec wrote them."
+        f"codec none: expected an encoding of 2 elements, got {nbytes} bytes instead of 8. "
+        "The bytes were damaged or truncated in transit, or written by another codec."
     )

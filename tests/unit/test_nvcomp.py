@@ -1,4 +1,4 @@
-"""nvCOMP: what its package says of the calls, limits and bounds that we use; and the bytes, where there is a GPU."""
+"""nvCOMP: the calls, limits and bounds that we rely on, against its package; the bytes, on a GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 from coding import buffer_in, decode, encode, upload, values
 from hardware import GPU, missing
 
-from mpi_gpucomp.codec import general as cramjam
-from mpi_gpucomp.codec import nvcomp
-from mpi_gpucomp.codec.general import FORMATS, Ans, Bitcomp, Cascaded, Deflate, Gdeflate, Lz4, Snappy, Zstd
+from mpi_gpucomp.codec import general, nvcomp
+from mpi_gpucomp.codec.general import GENERAL_CODECS, Ans, Bitcomp, Cascaded, Deflate, Gdeflate, Lz4, Snappy, Zstd
 from mpi_gpucomp.device import DTYPES, dtype_of_name, get_device
 from mpi_gpucomp.errors import DeviceError
 
@@ -29,11 +28,11 @@ library = pytest.importorskip("nvidia.nvcomp", reason="nvCOMP is not installed")
 libnvcomp = pytest.importorskip("nvidia.libnvcomp", reason="nvCOMP's C library is not installed")
 HOME = Path(libnvcomp.__path__[0])
 
-PLAIN = [codec for codec in FORMATS if codec.form.plain]
+STANDARD = [codec for codec in GENERAL_CODECS if codec.format.standard]
 BYTE = dtype_of_name("uint8")
 SIZES = [0, 1, 2, 5, 8, 64, 1000, 4095, 65535, 65536, 65537, 1 << 20, 12345678, 1 << 24]
 
-every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+every_format = pytest.mark.parametrize("kind", GENERAL_CODECS, ids=lambda kind: kind.name)
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def host() -> Stream:
 
 
 def header(kind: type[GeneralCodec]) -> str:
-    return (HOME / "include" / "nvcomp" / f"{kind.form.algorithm.lower()}.h").read_text()
+    return (HOME / "include" / "nvcomp" / f"{kind.format.algorithm.lower()}.h").read_text()
 
 
 def constant(kind: type[GeneralCodec], name: str) -> int:
@@ -60,16 +59,16 @@ def constant(kind: type[GeneralCodec], name: str) -> int:
     return int(eval(text))
 
 
-@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
-def test_limits_of_the_plain_form_are_nvcomps(kind: type[GeneralCodec]) -> None:
-    assert kind.form.largest == constant(kind, "CompressionMaxAllowedChunkSize")
-    assert cramjam.LARGEST[kind.name] <= constant(kind, "DecompressionMaxAllowedChunkSize")
+@pytest.mark.parametrize("kind", STANDARD, ids=lambda kind: kind.name)
+def test_limits_of_standard_bitstreams_match_nvcomp(kind: type[GeneralCodec]) -> None:
+    assert kind.format.max_bytes == constant(kind, "CompressionMaxAllowedChunkSize")
+    assert general.HOST_LIMITS[kind.name] <= constant(kind, "DecompressionMaxAllowedChunkSize")
 
 
 @every_format
-def test_alignment_is_nvcomps(kind: type[GeneralCodec]) -> None:
+def test_alignments_match_nvcomp(kind: type[GeneralCodec]) -> None:
     sides = constant(kind, "RequiredCompressionAlignment"), constant(kind, "RequiredDecompressionAlignment")
-    assert kind.form.alignment == max(sides)
+    assert kind.format.alignment == max(sides)
 
 
 class Options(ctypes.Structure):
@@ -95,9 +94,9 @@ def c_options(codec: GeneralCodec, options: dict[str, Any]) -> bytes:
     return struct.pack("=i", options.get("algorithm_type", 0))
 
 
-def nvcomps_bound(codec: GeneralCodec, options: dict[str, Any], nbytes: int) -> int:
-    """Ask nvCOMP's C library, which needs no GPU for it, how long one encoded piece may be."""
-    name = {"GDeflate": "Gdeflate"}.get(codec.form.algorithm, codec.form.algorithm)
+def nvcomp_bound(codec: GeneralCodec, options: dict[str, Any], nbytes: int) -> int:
+    """Return the bound of nvCOMP's C library for one encoded chunk, which needs no GPU."""
+    name = {"GDeflate": "Gdeflate"}.get(codec.format.algorithm, codec.format.algorithm)
     shared = ctypes.CDLL(str(next(HOME.glob("lib64/libnvcomp.so*"))))
     function = shared[f"nvcompBatched{name}CompressGetMaxOutputChunkSize"]
     function.argtypes = ctypes.c_size_t, Options, ctypes.POINTER(ctypes.c_size_t)
@@ -110,29 +109,29 @@ def nvcomps_bound(codec: GeneralCodec, options: dict[str, Any], nbytes: int) -> 
 
 @pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("kind", [Lz4, Snappy, Zstd, Deflate], ids=lambda kind: kind.name)
-def test_bound_of_the_plain_form_covers_nvcomps(kind: type[GeneralCodec], nbytes: int) -> None:
+def test_bounds_of_standard_bitstreams_cover_nvcomp(kind: type[GeneralCodec], nbytes: int) -> None:
     for level in kind.levels or [1]:
         codec = kind(level)
-        assert codec.max_encoded(nbytes, BYTE) >= nvcomps_bound(codec, codec.options(BYTE), nbytes)
+        assert codec.max_encoded(nbytes, BYTE) >= nvcomp_bound(codec, codec.options(BYTE), nbytes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [Gdeflate, Ans, Bitcomp, Cascaded], ids=lambda kind: kind.name)
-def test_bound_of_the_native_form_covers_nvcomps(kind: type[GeneralCodec], dtype: Any) -> None:
+def test_bounds_of_native_bitstreams_cover_nvcomp(kind: type[GeneralCodec], dtype: Any) -> None:
     codec = kind()
-    piece = nvcomps_bound(codec, codec.options(dtype), nvcomp.PIECE)
-    for pieces in (1, 2, 100):
-        room = codec.max_encoded(pieces * nvcomp.PIECE // dtype.itemsize, dtype)
-        assert room >= nvcomp.NATIVE_HEADER + pieces * (piece + nvcomp.NATIVE_FIELDS)
-    assert codec.max_encoded(1, dtype) >= nvcomp.NATIVE_HEADER + piece + nvcomp.NATIVE_FIELDS
+    chunk = nvcomp_bound(codec, codec.options(dtype), nvcomp.NVCOMP_CHUNK)
+    for chunks in (1, 2, 100):
+        bound = codec.max_encoded(chunks * nvcomp.NVCOMP_CHUNK // dtype.itemsize, dtype)
+        assert bound >= nvcomp.NATIVE_HEADER + chunks * (chunk + nvcomp.NATIVE_FIELDS)
+    assert codec.max_encoded(1, dtype) >= nvcomp.NATIVE_HEADER + chunk + nvcomp.NATIVE_FIELDS
 
 
 def documented(function: Any, *words: str) -> bool:
-    """Say whether one documented signature has all these arguments."""
+    """Return True if one documented signature has all these arguments."""
     return any(all(word in line for word in words) for line in function.__doc__.splitlines() if "self:" in line)
 
 
-def test_the_calls_that_we_make_are_documented() -> None:
+def test_our_calls_are_documented() -> None:
     codec = library.Codec
     assert documented(codec.encode, "BatchArray", "out: object", "compression_config:")
     assert documented(codec.decode, "BatchArray", "out: object", "decompression_config:")
@@ -144,17 +143,19 @@ def test_the_calls_that_we_make_are_documented() -> None:
 
 
 @every_format
-def test_every_option_that_we_pass_is_documented(kind: type[GeneralCodec]) -> None:
+def test_our_options_are_documented(kind: type[GeneralCodec]) -> None:
     text = library.Codec.__init__.__doc__
     common, _, special = text.partition("LZ4 algorithm specific options:")
-    ours = special.partition(f"{kind.form.algorithm} algorithm specific options:")[2].partition("specific options:")[0]
+    ours = special.partition(f"{kind.format.algorithm} algorithm specific options:")[2].partition("specific options:")[
+        0
+    ]
     for word in ("algorithm", "device_id", "cuda_stream", "uncomp_chunk_size", "bitstream_kind"):
         assert re.search(rf"^\s*{word}:", common, re.MULTILINE)
     for dtype in DTYPES:
         assert all(re.search(rf"^\s*{word}:", ours, re.MULTILINE) for word in kind().options(dtype))
 
 
-def test_types_are_those_that_nvcomp_has() -> None:
+def test_types_are_supported_by_nvcomp() -> None:
     assert {Ans().options(dtype)["data_type"] for dtype in DTYPES} == {"|u1", "<f2", "<f4"}
     bitcomp = {dtype.name: Bitcomp().options(dtype)["data_type"] for dtype in DTYPES}
     assert bitcomp["bfloat16"] == "<u2" and bitcomp["float16"] == "<f2" and bitcomp["complex128"] == "<f8"
@@ -165,27 +166,27 @@ def test_types_are_those_that_nvcomp_has() -> None:
 
 @every_format
 @pytest.mark.skipif(not missing(GPU), reason="there is a GPU")
-def test_nvcomp_knows_the_options_and_misses_only_the_gpu(kind: type[GeneralCodec]) -> None:
+def test_nvcomp_accepts_the_options_and_lacks_only_the_gpu(kind: type[GeneralCodec]) -> None:
     for dtype in DTYPES:
         with pytest.raises(DeviceError) as caught:
-            nvcomp.Session(kind.form, kind().options(dtype), "cuda:0", 1)
+            nvcomp.Session(kind.format, kind().options(dtype), "cuda:0", 1)
         message = str(caught.value)
-        assert message.startswith(f"nvCOMP's {kind.form.algorithm} on cuda:0: expected a GPU that runs it, got CUDA ")
+        assert message.startswith(f"nvCOMP's {kind.format.algorithm} on cuda:0: expected a working GPU, got CUDA ")
         assert message.endswith(
-            ". Check the driver with nvidia-smi, or choose a codec of this package's own kernels, such as split."
+            ". Check the driver with nvidia-smi, or choose a codec of this package's kernels, such as split."
         )
     with pytest.raises(DeviceError, match='got Unsupported argument: "wrong"'):
-        nvcomp.Session(kind.form, {"wrong": 1}, "cuda:0", 1)
+        nvcomp.Session(kind.format, {"wrong": 1}, "cuda:0", 1)
 
 
 def test_without_nvcomp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.nvcomp", None)
     with pytest.raises(DeviceError) as caught:
-        nvcomp.Session(Lz4.form, {}, "cuda:0", 1)
+        nvcomp.Session(Lz4.format, {}, "cuda:0", 1)
     assert str(caught.value) == (
         "nvCOMP on cuda:0: expected the package nvidia.nvcomp, "
         "got import of nvidia.nvcomp halted; None in sys.modules. "
-        "Install it with 'pip install mpi_gpucomp[cuda13]', or [cuda12] where the driver is older."
+        "Install it with 'pip install mpi_gpucomp[cuda13]', or [cuda12] for an older driver."
     )
 
 
@@ -209,15 +210,15 @@ def test_unaligned_buffers_on_a_gpu(kind: type[GeneralCodec], gpu: Stream) -> No
 
 @every_format
 def test_reduction_on_a_gpu(kind: type[GeneralCodec], gpu: Stream) -> None:
-    here, arriving = values("float32", 50_001, 1), values("float32", 50_001, 2)
-    expected = here + arriving
-    decode(kind(), encode(kind(), arriving, gpu), here, gpu, "sum")
-    assert (here == expected).all()
+    target, arriving = values("float32", 50_001, 1), values("float32", 50_001, 2)
+    expected = target + arriving
+    decode(kind(), encode(kind(), arriving, gpu), target, gpu, "sum")
+    assert (target == expected).all()
 
 
-@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", STANDARD, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gpu_and_host_read_each_other(kind: type[GeneralCodec], dtype: Any, gpu: Stream, host: Stream) -> None:
+def test_gpu_and_host_decode_each_other(kind: type[GeneralCodec], dtype: Any, gpu: Stream, host: Stream) -> None:
     for count in (1, 1000, 300_000):
         array = values(dtype.name, count)
         for writer, reader in ((gpu, host), (host, gpu)):
@@ -228,9 +229,9 @@ def test_gpu_and_host_read_each_other(kind: type[GeneralCodec], dtype: Any, gpu:
 
 @every_format
 @pytest.mark.parametrize("nbytes", [1, 1000, 65536, 65537, 1 << 20])
-def test_bound_covers_the_one_of_nvcomps_codec(kind: type[GeneralCodec], nbytes: int, gpu: Stream) -> None:
+def test_bounds_cover_nvcomps_codec_object(kind: type[GeneralCodec], nbytes: int, gpu: Stream) -> None:
     codec, array = kind(), np.zeros(nbytes, np.uint8)
     source = buffer_in(upload(array, gpu), array)
-    session = nvcomp.session(codec.form, codec.options(source.dtype), gpu)
+    session = nvcomp.session(codec.format, codec.options(source.dtype), gpu)
     wrapped = library.as_array(nvcomp._Span(source.address, nbytes, "|u1"))
     assert codec.max_encoded(nbytes, source.dtype) >= session._codec.get_max_comp_buffer_size(wrapped)

@@ -1,7 +1,7 @@
-"""The GPU side of the general codecs on a machine without one: our calls, against a stand-in that keeps nvCOMP's rules.
+"""nvCOMP sessions without a GPU: our calls, against a fake that enforces nvCOMP's rules.
 
-The stand-in is no test of nvCOMP (that is in test_nvcomp, on a GPU). It shows that we wait for nothing, stay aligned,
-name the right stream and lengths, and hand on what goes wrong.
+The fake does not test nvCOMP (test_nvcomp does, on a GPU). It checks that we do not block, keep buffers aligned, pass
+the right stream and lengths, and convert errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpi_gpucomp.codec import nvcomp
 from mpi_gpucomp.codec.general import (
     _READ,
     _WRITE,
-    FORMATS,
+    GENERAL_CODECS,
     Ans,
     Bitcomp,
     Deflate,
@@ -38,13 +38,13 @@ from mpi_gpucomp.errors import BufferSpecError, DecodeError, DeviceError
 
 cramjam = pytest.importorskip("cramjam")
 
-ALIGNMENTS = {kind.form.algorithm: kind.form.alignment for kind in FORMATS}
+ALIGNMENTS = {kind.format.algorithm: kind.format.alignment for kind in GENERAL_CODECS}
 
 
 class Batch:
-    """A batch of one; asking for its size is what waits."""
+    """A batch of one; reading its size is what blocks."""
 
-    asked = 0
+    size_reads = 0
 
     def __init__(self, sources: list[Any]) -> None:
         (span,) = sources
@@ -55,14 +55,14 @@ class Batch:
 
     @property
     def buffer_sizes(self) -> list[int]:
-        Batch.asked += 1
+        Batch.size_reads += 1
         return [self.size]
 
 
-class StandInCodec:
-    """Compresses host memory with cramjam or zlib, where nvCOMP would compress a GPU's."""
+class FakeCodec:
+    """Compresses host memory with cramjam or zlib in place of nvCOMP and GPU memory."""
 
-    opened: ClassVar[list[StandInCodec]] = []
+    opened: ClassVar[list[FakeCodec]] = []
 
     def __init__(self, **options: Any) -> None:
         self.options, self.configured = options, 0
@@ -81,29 +81,29 @@ class StandInCodec:
     def encode(self, srcs: Batch, out: Batch, compression_config: tuple[str, int]) -> Batch:
         assert compression_config == ("compression", srcs.size)
         assert srcs.element == self.options.get("data_type", "|u1")
-        return self._work(srcs, out, lambda plain, to: _compress(cramjam, self.name, 1, plain, to), zlib.compress)
+        return self._work(srcs, out, lambda data, to: _compress(cramjam, self.name, 1, data, to), zlib.compress)
 
     def decode(self, srcs: Batch, out: Batch, decompression_config: tuple[str, int]) -> Batch:
         assert decompression_config == ("decompression", out.size)
         return self._work(srcs, out, lambda data, to: _decompress(cramjam, self.name, data, to), zlib.decompress)
 
-    def _work(self, srcs: Batch, out: Batch, plain_form: Any, native_form: Any) -> Batch:
+    def _work(self, srcs: Batch, out: Batch, standard: Any, native: Any) -> Batch:
         assert not any(batch.address % ALIGNMENTS[self.options["algorithm"]] for batch in (srcs, out))
         source, to = _view(srcs.address, srcs.size, _READ), _view(out.address, out.size, _WRITE)
         try:
             if self.name == "native":
-                result = native_form(source)
+                result = native(source)
                 to[: len(result)] = result
                 out.size = len(result)
             else:
-                out.size = plain_form(source, to)
+                out.size = standard(source, to)
         except (cramjam.DecompressionError, zlib.error) as error:
             raise RuntimeError("nvCOMP error : code=12.") from error
         return out
 
 
-class StandInStream(InlineStream):
-    """A stream that has what a CUDA stream has and the host's does not."""
+class FakeStream(InlineStream):
+    """A host stream with the handle of a CUDA stream."""
 
     handle = SimpleNamespace(ptr=0x5EED)
 
@@ -111,26 +111,26 @@ class StandInStream(InlineStream):
         work()
 
 
-class StandInGpu(HostDevice):
+class FakeGpu(HostDevice):
     """Host memory under a GPU's name."""
 
     name = "cuda:3"
 
     def stream(self, *, inline: bool = False) -> InlineStream:
-        return StandInStream(self)
+        return FakeStream(self)
 
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     kinds = SimpleNamespace(RAW="raw", NVCOMP_NATIVE="native")
-    package = SimpleNamespace(BitstreamKind=kinds, Codec=StandInCodec, as_arrays=Batch)
+    package = SimpleNamespace(BitstreamKind=kinds, Codec=FakeCodec, as_arrays=Batch)
     monkeypatch.setitem(sys.modules, "nvidia.nvcomp", package)
-    monkeypatch.setattr(StandInCodec, "opened", [])
-    monkeypatch.setattr(Batch, "asked", 0)
-    return StandInGpu().stream()
+    monkeypatch.setattr(FakeCodec, "opened", [])
+    monkeypatch.setattr(Batch, "size_reads", 0)
+    return FakeGpu().stream()
 
 
-every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+every_format = pytest.mark.parametrize("kind", GENERAL_CODECS, ids=lambda kind: kind.name)
 
 
 @every_format
@@ -145,63 +145,63 @@ def test_round_trip(kind: type[GeneralCodec], dtype: Any, count: int, stream: St
 
 
 @every_format
-def test_unaligned_buffers_are_staged_and_the_memory_given_back(kind: type[GeneralCodec], stream: Stream) -> None:
+def test_unaligned_buffers_are_staged_and_the_memory_is_released(kind: type[GeneralCodec], stream: Stream) -> None:
     array = values("uint8", 3001)
-    back, here = np.zeros_like(array), values("uint8", 3001, 1)
-    expected = here + array
+    back, target = np.zeros_like(array), values("uint8", 3001, 1)
+    expected = target + array
     data = encode(kind(), array, stream, shift=3)
     decode(kind(), data, back, stream, shift=5)
-    decode(kind(), data, here, stream, "sum", shift=7)
-    assert (back == array).all() and (here == expected).all()
+    decode(kind(), data, target, stream, "sum", shift=7)
+    assert (back == array).all() and (target == expected).all()
     assert stream.device.pool.statistics.in_use == 0
 
 
-def test_codec_opens_once_on_our_stream(stream: Stream) -> None:
+def test_a_codec_is_opened_once_per_stream_and_options(stream: Stream) -> None:
     array = values("float32", 100)
     for level in (1, 1, 9):
         encode(Deflate(level), array, stream)
     common = {"algorithm": "Deflate", "device_id": 3, "cuda_stream": 0x5EED, "uncomp_chunk_size": 65536}
-    assert [codec.options for codec in StandInCodec.opened] == [
+    assert [codec.options for codec in FakeCodec.opened] == [
         {**common, "bitstream_kind": "raw", "algorithm_type": 1},
         {**common, "bitstream_kind": "raw", "algorithm_type": 5},
     ]
 
 
-def test_codec_ends_with_its_stream(stream: Stream) -> None:
+def test_a_codec_is_dropped_with_its_stream(stream: Stream) -> None:
     other = stream.device.stream()
     encode(Lz4(), values("float32", 100), other)
-    codec = weakref.ref(StandInCodec.opened.pop())
+    codec = weakref.ref(FakeCodec.opened.pop())
     assert codec() is not None
     del other
     gc.collect()
     assert codec() is None
 
 
-def test_lengths_are_configured_once_and_not_kept_without_end(stream: Stream) -> None:
+def test_configurations_are_cached_up_to_a_limit(stream: Stream) -> None:
     for count in [5, 6, 5, 6]:
         encode(Bitcomp(), values("int16", count), stream)
-    (codec,) = StandInCodec.opened
+    (codec,) = FakeCodec.opened
     assert codec.configured == 2
     for count in range(1, 200):
         encode(Bitcomp(), values("int16", count), stream)
     (session,) = nvcomp._sessions[stream].values()
-    assert len(session._configurations) <= nvcomp.CONFIGURATIONS_KEPT
+    assert len(session._configurations) <= nvcomp.MAX_CONFIGURATIONS
 
 
-def test_no_size_is_asked_for_before_the_caller_asks(stream: Stream) -> None:
+def test_sizes_are_read_only_on_request(stream: Stream) -> None:
     array, back = values("float32", 100), np.zeros(100, np.float32)
     source, to = buffer_in(upload(array, stream), array), buffer_in(upload(back, stream), back)
     room = stream.device.alloc(Ans().max_encoded(100, source.dtype))
     encoding = Ans().encode(source, room, stream)
-    assert encoding.done() and Batch.asked == 0
+    assert encoding.done() and Batch.size_reads == 0
     size = encoding.result()
-    assert size is not None and Batch.asked == 1
+    assert size is not None and Batch.size_reads == 1
     decoding = Ans().decode(room, size, to, stream)
-    assert decoding.done() and Batch.asked == 1
+    assert decoding.done() and Batch.size_reads == 1
 
 
-def test_a_buffer_too_long_for_the_plain_form_travels_raw(stream: Stream) -> None:
-    array = np.zeros(Lz4.form.largest + 1, np.uint8)
+def test_a_buffer_too_long_for_the_format_is_sent_raw(stream: Stream) -> None:
+    array = np.zeros(Lz4.format.max_bytes + 1, np.uint8)
     source = buffer_in(upload(array, stream), array)
     room = stream.device.alloc(Lz4().max_encoded(array.size, source.dtype))
     assert Lz4().encode(source, room, stream).result() is None
@@ -214,29 +214,29 @@ def test_encoded_bytes_must_be_aligned(stream: Stream) -> None:
     with pytest.raises(BufferSpecError) as caught:
         Zstd().encode(buffer_in(upload(array, stream), array), room, stream)
     assert str(caught.value) == (
-        f"nvCOMP's Zstd on cuda:3: expected encoded bytes at a multiple of 8, got the address {room.address:#x}. "
-        "Place them at the start of memory from the device's pool."
+        f"nvCOMP's Zstd on cuda:3: expected encoded bytes aligned to 8 bytes, got address {room.address:#x}. "
+        "Place them at the start of a block from the device's pool."
     )
 
 
 @every_format
-def test_what_nvcomp_reports_as_broken(kind: type[GeneralCodec], stream: Stream) -> None:
+def test_nvcomps_decoding_errors_are_converted(kind: type[GeneralCodec], stream: Stream) -> None:
     array = values("uint8", 500)
     data = encode(kind(), array, stream)
     with pytest.raises(DecodeError) as caught:
         decode(kind(), data[: len(data) // 2], array.copy(), stream)
-    name, remedy = kind.name, "The bytes were damaged or cut short on their way, or another codec wrote them."
+    name, remedy = kind.name, "The bytes were damaged or truncated in transit, or written by another codec."
     assert str(caught.value) == (
-        f"codec {name}: expected a {name} stream of 500 plain bytes, got nvCOMP error : code=12. {remedy}"
+        f"codec {name}: expected a {name} stream of 500 decoded bytes, got nvCOMP error : code=12. {remedy}"
     )
-    with pytest.raises(DecodeError, match="stream of 501 plain bytes, got one of 500"):
+    with pytest.raises(DecodeError, match="stream of 501 decoded bytes, got one of 500"):
         decode(kind(), data, np.zeros(501, np.uint8), stream)
 
 
-def test_what_nvcomp_reports_while_encoding(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvcomps_encoding_errors_are_converted(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA Runtime API failure")
 
-    monkeypatch.setattr(StandInCodec, "encode", fail)
-    with pytest.raises(DeviceError, match=r"^nvCOMP's ANS on cuda:3: expected a GPU that runs it, got CUDA Runtime"):
+    monkeypatch.setattr(FakeCodec, "encode", fail)
+    with pytest.raises(DeviceError, match=r"^nvCOMP's ANS on cuda:3: expected a working GPU, got CUDA Runtime"):
         encode(Ans(), values("float32", 10), stream)

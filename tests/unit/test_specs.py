@@ -416,7 +416,7 @@ NOTHING = (
 )
 NO_BUFFER = "an array of numpy, CuPy or torch, or an object with DLPack, an array interface or a buffer, got"
 NO_BUFFER_REMEDY = "Convert it to an array first, for example with numpy.asarray."
-READ_ONLY = "a buffer that may be written, got a read-only {}. Pass a copy that may be written."
+READ_ONLY = "a writable buffer, got a read-only {}. Pass a writable copy."
 ROUND = "Pass a count, or a buffer whose length in bytes is a multiple."
 
 WRONG = [
@@ -467,8 +467,8 @@ WRONG = [
     (
         np.zeros(8)[::-1],
         None,
-        "a buffer to write whose elements do not overlap and run upwards, got strides (-8,) for shape (8,). "
-        "Pass a contiguous array, and copy the result to where it belongs.",
+        "a writable buffer with non-negative strides and no overlapping elements, got strides (-8,) for shape (8,). "
+        "Pass a contiguous array, and copy the result from there.",
     ),
 ]
 

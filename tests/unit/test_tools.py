@@ -25,13 +25,13 @@ QUICK = ["--seconds", "0", "--json"]
 
 LISTED = """\
 codec           lossless  types             host         GPU          good for
-none            yes       any               yes          no GPU here  bytes as they are
-split           yes       f16 bf16 f32 f64  yes          no GPU here  any floats, weights and gradients above all
+none            yes       any               yes          no GPU here  no encoding
+split           yes       f16 bf16 f32 f64  yes          no GPU here  floats, especially weights and gradients
 mpc:stride=4    yes       f32 f64           yes          no GPU here  smooth floats
-zfp:rate=8      no        f16 bf16 f32 f64  yes          no GPU here  floats, at a size that is known in advance
-bound:rel=1e-4  no        f16 bf16 f32 f64  yes          no GPU here  floats, with an error that is known in advance
-cast:bf16       no        f32               yes          no GPU here  floats in fewer bits
-auto            yes       any               yes          no GPU here  any values: what gets each chunk there soonest
+zfp:rate=8      no        f16 bf16 f32 f64  yes          no GPU here  floats, with a fixed compressed size
+bound:rel=1e-4  no        f16 bf16 f32 f64  yes          no GPU here  floats, with a bounded error
+cast:bf16       no        f32               yes          no GPU here  floats, rounded to half the size
+auto            yes       any               yes          no GPU here  any values: the fastest lossless codec per chunk
 lz4             yes       any               yes          no GPU here  any bytes
 snappy          yes       any               yes          no GPU here  any bytes
 zstd            yes       any               yes          no GPU here  any bytes
@@ -48,13 +48,13 @@ GPU: none. device cuda:0: expected CuPy, got 'import of cupy halted; None in sys
 Install it: 'pip install mpi_gpucomp[cuda13]' (or cuda12), and an NVIDIA driver.
 
 codec           lossless  types             host           GPU          good for
-none            yes       any               yes            no GPU here  bytes as they are
-split           yes       f16 bf16 f32 f64  yes            no GPU here  any floats, weights and gradients above all
+none            yes       any               yes            no GPU here  no encoding
+split           yes       f16 bf16 f32 f64  yes            no GPU here  floats, especially weights and gradients
 mpc:stride=4    yes       f32 f64           yes            no GPU here  smooth floats
-zfp:rate=8      no        f16 bf16 f32 f64  yes            no GPU here  floats, at a size that is known in advance
-bound:rel=1e-4  no        f16 bf16 f32 f64  yes            no GPU here  floats, with an error that is known in advance
-cast:bf16       no        f32               yes            no GPU here  floats in fewer bits
-auto            yes       any               yes            no GPU here  any values: what gets each chunk there soonest
+zfp:rate=8      no        f16 bf16 f32 f64  yes            no GPU here  floats, with a fixed compressed size
+bound:rel=1e-4  no        f16 bf16 f32 f64  yes            no GPU here  floats, with a bounded error
+cast:bf16       no        f32               yes            no GPU here  floats, rounded to half the size
+auto            yes       any               yes            no GPU here  any values: the fastest lossless codec per chunk
 lz4             yes       any               needs cramjam  no GPU here  any bytes
 snappy          yes       any               needs cramjam  no GPU here  any bytes
 zstd            yes       any               needs cramjam  no GPU here  any bytes
@@ -95,12 +95,12 @@ class Signless(Own):
 class Idle(Own):
     name = "idle"
     def decode(self, source, nbytes, to, stream):
-        return self.after(stream, nbytes)
+        return self.recorded(stream, nbytes)
 
 class Deaf(Own):
     name = "deaf"
     def decode(self, source, nbytes, to, stream):
-        return self.refuse(to.count, "noise")
+        return self.failed(to.count, "noise")
 
 class Interrupted(Own):
     name = "interrupted"
@@ -180,7 +180,7 @@ def test_codecs_lists_every_codec() -> None:
     done = python("-m", "mpi_gpucomp", "codecs")
     assert (done.returncode, done.stderr) == (0, "")
     head, _, listed = done.stdout.partition("\n\n")
-    loaded = library.loaded()
+    loaded = library.host_library()
     assert head.startswith(f"host library: {loaded.level}, {loaded.path}\nGPU: none. device cuda:0: expected ")
     assert listed == LISTED
 
@@ -188,7 +188,7 @@ def test_codecs_lists_every_codec() -> None:
 def test_codecs_needs_no_optional_package() -> None:
     done = python("-c", HIDE + RUN, "codecs")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == BARE.format(level=library.loaded().level, path=library.loaded().path)
+    assert done.stdout == BARE.format(level=library.host_library().level, path=library.host_library().path)
 
 
 def test_codecs_says_that_the_host_library_is_missing() -> None:
@@ -416,8 +416,7 @@ def test_a_type_that_does_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_a_wrong_codec_or_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "--codec", "splot").endswith(", got 'splot'. Did you mean split?\n")
     assert refused(capsys, "--device", "gpu") == (
-        "python -m mpi_gpucomp: device 'gpu': expected host or cuda:N with a GPU's number, got 'gpu'. "
-        "Name the first GPU cuda:0.\n"
+        "python -m mpi_gpucomp: device 'gpu': expected host or cuda:N, got 'gpu'. Name the first GPU cuda:0.\n"
     )
 
 
