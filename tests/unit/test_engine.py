@@ -85,7 +85,7 @@ def test_a_damaged_frame_is_an_error_that_says_where():
     _, frame = sender._wire.lanes[0].leaving[0]
     np.frombuffer((np.ctypeslib.ctypes.c_uint8 * 60).from_address(frame.memory.address), np.uint8)[50] ^= 1
     with pytest.raises(
-        FrameError, match=r"^rank 1: test, chunk 0 of loop 0, from rank 0: expected the checksum 0x\w+, got another"
+        FrameError, match=r"^rank 1: test, chunk 0 of loop 0, from rank 0: expected the checksum 0x\w+, got 0x\w+\. "
     ):
         while True:
             receiver.move()
