@@ -9,7 +9,7 @@ import pytest
 from launch import run
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("ranks", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_every_collective_matches_mpich(mpich: Path, ranks: int) -> None:
     done = run(ranks, "tests/mpi/compare_native.py", "6", mpich=mpich)
     assert done.returncode == 0, done.stderr

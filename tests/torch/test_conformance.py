@@ -14,6 +14,7 @@ from osu_bench.launcher import OPEN_MPI
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_pytorchs_own_tests_pass_under_the_names_gloo_and_mpi() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
