@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
             chunk,
             root=args.root,
             sketch=_sketch(args, topology, collective),
-            coding=coding,
+            codec=coding,
             mixed=args.mixed,
             in_place=args.in_place,
             seconds=args.time,

@@ -1,4 +1,4 @@
-"""Synthesised algorithms: right, run by the engine, as good as can be, and better than those of the table."""
+"""Synthesised algorithms: correct, executable by the engine, optimal where proven, and as fast as the built-in ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from mpi_gpucomp.schedule.msccl_xml import XmlHeader, read, read_header, write
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.sketch import Sketch
 from mpi_gpucomp.schedule.synth import Synthesis, synthesise
-from mpi_gpucomp.schedule.synth.contiguity import joined, ordered
-from mpi_gpucomp.schedule.synth.problem import Model, Problem, chunks_of
-from mpi_gpucomp.schedule.synth.routes import greedy, route
+from mpi_gpucomp.schedule.synth.contiguity import join_messages, order_hops
+from mpi_gpucomp.schedule.synth.milp import Model
+from mpi_gpucomp.schedule.synth.problem import Problem, chunks_of
+from mpi_gpucomp.schedule.synth.routing import greedy, route
 from mpi_gpucomp.schedule.topology import Port, Topology, even_nodes, preset
 from mpi_gpucomp.schedule.verify import check
 
@@ -31,9 +32,9 @@ SLOW_HOST = Topology(
     "wire",
     {},
     tuple(
-        Port(f"host {rank}, {way}", frozenset({rank}), way, 32e-9 if rank == 2 else 8e-9)
+        Port(f"host {rank}, {direction}", frozenset({rank}), direction, 32e-9 if rank == 2 else 8e-9)
         for rank in range(4)
-        for way in ("out", "in")
+        for direction in ("out", "in")
     ),
 )
 
@@ -43,20 +44,20 @@ def made(topology: Topology, collective: str, root: int = 0, seconds: float = 2.
 
 
 def run(algorithm: Algorithm, codec: str = "none") -> None:
-    """Let the engine run it on whole numbers, and compare the result with the collective's definition."""
+    """Run an algorithm on the engine with integers, and compare the result with the definition of the collective."""
     blocks = algorithm.ranks if COLLECTIVES[algorithm.collective].blocks else 1
     ranks = Ranks(algorithm, 700 if blocks == 1 else 130, codec, "float32")
-    given = [x.copy() for x in ranks.inputs]
+    inputs = [x.copy() for x in ranks.inputs]
     ranks.drive()
     for rank in range(algorithm.ranks):
-        wanted = expected(algorithm.collective, given, rank, algorithm.spec.root, "sum")
-        if wanted is not None:
-            np.testing.assert_array_equal(ranks.outputs[rank], wanted)
+        output = expected(algorithm.collective, inputs, rank, algorithm.spec.root, "sum")
+        if output is not None:
+            np.testing.assert_array_equal(ranks.outputs[rank], output)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("topology", [NODES, SLOW_HOST, preset("ndv2", 8)], ids=lambda one: one.name)
-def test_every_collective_is_right_and_runs(collective: str, topology: Topology):
+def test_every_collective(collective: str, topology: Topology):
     for root, chunkup in ((0, 1), (topology.ranks - 1, 3)):
         algorithm = made(topology, collective, root, 0.5, sketch=Sketch(chunkup=chunkup)).algorithm
         check(algorithm, 1)
@@ -64,85 +65,85 @@ def test_every_collective_is_right_and_runs(collective: str, topology: Topology)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_none_of_the_table_is_better(collective: str):
+def test_built_in_algorithms_are_not_faster(collective: str):
     for topology in (NODES, SLOW_HOST):
         ours = simulate(made(topology, collective, 1).algorithm, topology, 64 * MIB, MIB).seconds
-        for row in algorithms(collective):
-            known = build(collective, row.name, topology.ranks, 1, topology.nodes)
-            assert ours <= 1.05 * simulate(known, topology, 64 * MIB, MIB).seconds, row.name
+        for info in algorithms(collective):
+            known = build(collective, info.name, topology.ranks, 1, topology.nodes)
+            assert ours <= 1.05 * simulate(known, topology, 64 * MIB, MIB).seconds, info.name
 
 
-def test_the_limits_of_the_wire_are_reached():
+def test_bandwidth_limits_are_reached():
     wire = 64 * MIB * 8e-9
     times = {
         collective: simulate(made(NODES, collective).algorithm, NODES, 64 * MIB, MIB).seconds / wire
         for collective in ("broadcast", "allgather", "reduce_scatter", "allreduce", "alltoall")
     }
-    # Each node sends all, half, half, all, and half of what it has and as much for its second rank.
+    # Fractions of the data that each node must send.
     assert times == pytest.approx(
         {"broadcast": 1.0, "allgather": 0.5, "reduce_scatter": 0.5, "allreduce": 1.0, "alltoall": 1.0}, rel=0.02
     )
 
 
-def test_one_slow_host_sends_and_receives_no_more_than_it_must():
+def test_slow_host_has_the_least_traffic():
     ours = simulate(made(SLOW_HOST, "allreduce").algorithm, SLOW_HOST, 64 * MIB, MIB)
     ring = simulate(build("allreduce", "ring", 4), SLOW_HOST, 64 * MIB, MIB)
     assert ours.seconds == pytest.approx(64 * MIB * 32e-9, rel=0.06)
     assert ring.seconds > 1.4 * ours.seconds
 
 
-def test_the_best_is_proven():
+def test_optimality_is_proven():
     found = made(NODES, "allgather")
     assert found.routing.proven
     assert found.routing.gap < 1e-3
 
 
-def test_two_nodes_of_a_known_machine():
+def test_two_nodes_of_a_preset():
     found = synthesise(preset("ndv2", 16), "allgather", 64 * MIB, MIB, seconds=3)
     routing = found.routing
-    # All chunks of a node cross the one card once: 8 of 105 us per MB, in each of 4 loops.
+    # All 8 chunks of a node cross its network card once, at 105 us per MB.
     assert routing.bottleneck == pytest.approx(8 * MIB * 105e-12, rel=1e-6)
     run(found.algorithm)
 
 
-def test_symmetry_does_the_same_everywhere():
+def test_symmetric_ranks_have_equal_programs():
     topology = preset("dgx-a100", 16)
     algorithm = synthesise(topology, "allgather", 16 * MIB, MIB, seconds=2).algorithm
     counts = {tuple(sorted(len(lane.steps) for lane in program.lanes)) for program in algorithm.programs}
     assert len(counts) == 1
 
 
-def test_chunks_that_go_together():
+def test_joined_chunks():
     far = Topology("far apart", even_nodes(3, 1), {"wire": LinkCost(1e-3, 1e-12)}, None, "wire", {(0, 2): None})
     problem = Problem(far, Sketch(chunkup=4), chunks_of("broadcast", 3, 0, 4), 1000, 1)
-    timed = ordered(greedy(problem))
-    messages = joined(problem, timed, 5.0)
+    timed = order_hops(greedy(problem))
+    messages = join_messages(problem, timed, 5.0)
     assert sorted(one.hop for message in messages for one in message) == sorted(one.hop for one in timed)
     ends = [max(one.end for one in some) for some in (timed, [one for message in messages for one in message])]
-    assert ends == pytest.approx([5e-3, 2e-3], rel=1e-3), "five turns of a millisecond each, or two"
+    assert ends == pytest.approx([5e-3, 2e-3], rel=1e-3), "five latencies of a millisecond, or two"
     algorithm = synthesise(far, "broadcast", 4000, 1000, sketch=Sketch(chunkup=4), seconds=4).algorithm
     counts = [step.count for program in algorithm.programs for _, _, step in program.steps()]
     assert counts == [4, 4, 4]
     run(algorithm)
 
 
-def test_at_most_six_go_together():
+def test_at_most_six_chunks_are_joined():
     far = Topology("far apart", even_nodes(2, 1), {"wire": LinkCost(1e-3, 1e-12)}, None, "wire")
     problem = Problem(far, Sketch(chunkup=8), chunks_of("scatter", 2, 0, 8), 1000, 1)
-    messages = joined(problem, ordered(greedy(problem)), 3.0)
+    messages = join_messages(problem, order_hops(greedy(problem)), 3.0)
     assert len(messages) == 2
     assert max(map(len, messages)) <= 6
 
 
 def test_a_codec_moves_the_bottleneck():
-    plain = made(NODES, "broadcast")
-    coded = made(NODES, "broadcast", coding=CodecCost(1e-9, 1e-9, 4.0))
-    assert coded.routing.bottleneck == pytest.approx(plain.routing.bottleneck / 4)
-    slow = made(NODES, "broadcast", coding=CodecCost(10e-9, 1e-9, 4.0))
+    raw = made(NODES, "broadcast")
+    encoded = made(NODES, "broadcast", codec=CodecCost(1e-9, 1e-9, 4.0))
+    assert encoded.routing.bottleneck == pytest.approx(raw.routing.bottleneck / 4)
+    slow = made(NODES, "broadcast", codec=CodecCost(10e-9, 1e-9, 4.0))
     assert slow.routing.bottleneck == pytest.approx(2 * MIB * 10e-9), "the root encodes every chunk"
 
 
-def test_a_senders_map_is_kept():
+def test_senders_of_the_sketch():
     sketch = Sketch(internode={0: frozenset({0}), 1: frozenset({1})}, sender_of={0: 1, 1: 1})
     problem = Problem(NODES, sketch, chunks_of("allgather", 4, 0, 1), MIB, 8)
     found = route(problem, 1.0)
@@ -155,30 +156,30 @@ def test_a_senders_map_is_kept():
 def test_few_and_many_connections():
     full = preset("dgx-a100", 8)
     used = {}
-    for wish in (1, -1):
-        problem = Problem(full, Sketch(connections=wish, chunkup=2), chunks_of("broadcast", 8, 0, 2), MIB, 32)
-        used[wish] = len({hop[1:3] for hops in route(problem, 2.0).hops for hop in hops})
+    for preference in (1, -1):
+        problem = Problem(full, Sketch(connections=preference, chunkup=2), chunks_of("broadcast", 8, 0, 2), MIB, 32)
+        used[preference] = len({hop[1:3] for hops in route(problem, 2.0).hops for hop in hops})
     assert used[1] <= used[-1]
 
 
-def test_without_a_solver_the_greedy_routing_stays():
+def test_greedy_routing_without_time_to_solve():
     found = made(NODES, "allgather", seconds=0.0)
     assert not found.routing.proven
     assert found.routing.gap == 1.0
     run(found.algorithm)
 
 
-def test_what_cannot_be():
+def test_errors():
     with pytest.raises(SpecError) as caught:
         made(NODES, "broadcast", sketch=Sketch(internode={}))
     assert str(caught.value) == (
-        "topology two nodes: expected a way from rank 0 to rank 2, got none that the sketch leaves. "
-        "Let the sketch have more links between nodes (internode_conn)."
+        "topology two nodes: expected a path from rank 0 to rank 2, got none that the sketch allows. "
+        "Allow more links between nodes in the sketch (internode_conn)."
     )
     with pytest.raises(SpecError) as caught:
         made(NODES, "alltoall", in_place=True)
     assert str(caught.value) == (
-        "synthesis: expected an all-to-all with an output of its own, got one in place. "
+        "synthesis: expected an alltoall with a separate output, got an alltoall in place. "
         "Use the algorithm pairwise, or send from another buffer."
     )
     with pytest.raises(SpecError, match="root: expected a rank from 0 to 3, got 4"):
@@ -187,7 +188,7 @@ def test_what_cannot_be():
         made(NODES, "allgather", sketch=Sketch(symmetries=((1, 4),)))
 
 
-def test_a_small_program_with_a_known_answer():
+def test_small_program_with_known_solution():
     model = Model()
     apples, pears = model.binary("apples", cost=-3.0), model.real("pears", cost=-2.0, upper=5.0)
     model.at_most("basket", [(apples, 2.0), (pears, 1.0), (pears, 1.0)], 9.0)
@@ -201,7 +202,7 @@ def test_in_place():
         assert made(NODES, collective, in_place=True, seconds=0.5).algorithm.in_place
 
 
-def test_xml_there_and_back():
+def test_xml_round_trip():
     algorithm = made(NODES, "allreduce").algorithm
     text = write(algorithm, XmlHeader("abc", 10, 1 << 40))
     assert read_header(text) == XmlHeader("abc", 10, 1 << 40)

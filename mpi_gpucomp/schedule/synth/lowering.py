@@ -1,4 +1,4 @@
-"""Makes a schedule of routed and ordered chunks: places for them, transfers in order, reductions backwards."""
+"""Lowers routed and ordered chunks to a schedule: assigns places, adds transfers in order, reverses reductions."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.schedule.builder import ScheduleBuilder, i, o, s
-from mpi_gpucomp.schedule.synth.problem import PLAIN
+from mpi_gpucomp.schedule.synth.problem import RAW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpi_gpucomp.schedule.ir import Place
-    from mpi_gpucomp.schedule.synth.contiguity import Timed
+    from mpi_gpucomp.schedule.synth.contiguity import TimedHop
     from mpi_gpucomp.schedule.synth.problem import Chunk, Problem
 
-    Messages = Sequence[Sequence[Timed]]
+    Messages = Sequence[Sequence[TimedHop]]
 
-__all__ = ["CHANNELS_EACH", "add_copies", "add_reductions", "keep_own"]
+__all__ = ["CHANNELS_EACH", "add_copies", "add_reductions", "copy_own_blocks"]
 
 FORMS = 2
 CHANNELS_EACH = 2
-"""Channels of a stage whose lanes are kept apart.
+"""Channels of a stage with separate lanes.
 
-A chunk that is received and sent on in one lane holds up the next one that comes there until it is sent. If messages
-leave on another channel than they came on, receiving and sending are lanes of their own.
+A lane that receives and forwards a chunk cannot receive the next one until it has sent it. If messages leave on another
+channel than they arrive on, receives and sends are in separate lanes.
 """
 
 
 class _Places:
-    """Where a chunk of a collective lies on each rank; on one that only passes it on, in scratch."""
+    """The place of each chunk on each rank: in scratch on a rank that only forwards it."""
 
-    def __init__(self, plan: ScheduleBuilder, problem: Problem) -> None:
-        self._plan, self._problem = plan, problem
+    def __init__(self, builder: ScheduleBuilder, problem: Problem) -> None:
+        self._builder, self._problem = builder, problem
         self._each = problem.sketch.chunkup
         self._scratch: defaultdict[int, dict[int, int]] = defaultdict(dict)
 
@@ -42,14 +42,14 @@ class _Places:
         return self._own(chunk, rank) or self.scratch(number, rank)
 
     def scratch(self, number: int, rank: int) -> Place:
-        """Return the place of a chunk in scratch, the same every time."""
+        """Return the place of a chunk in scratch."""
         known = self._scratch[rank]
         return s(known.setdefault(number, len(known)))
 
     def _own(self, chunk: Chunk, rank: int) -> Place | None:
         each, (source, part, to) = self._each, chunk
         block = source * each + part
-        match self._plan.collective:
+        match self._builder.collective:
             case "broadcast" | "reduce":
                 return o(part)
             case "allreduce":
@@ -64,18 +64,18 @@ class _Places:
                 return i(min(to) * each + part) if rank == source else o(block) if rank in to else None
 
 
-def keep_own(plan: ScheduleBuilder, each: int) -> None:
-    """Let every rank keep what is its own from the start."""
-    for rank in range(plan.ranks):
-        if plan.collective in ("allgather", "alltoall") or (plan.collective == "gather" and rank == plan.root):
-            source = i(rank * each) if plan.collective == "alltoall" else i(0)
-            plan.local_copy(rank, source, o(rank * each), each)
-        elif plan.collective == "scatter" and rank == plan.root:
-            plan.local_copy(rank, i(rank * each), o(0), each)
+def copy_own_blocks(builder: ScheduleBuilder, each: int) -> None:
+    """Copy the blocks that do not leave their rank."""
+    for rank in range(builder.ranks):
+        if builder.collective in ("allgather", "alltoall") or (builder.collective == "gather" and rank == builder.root):
+            source = i(rank * each) if builder.collective == "alltoall" else i(0)
+            builder.local_copy(rank, source, o(rank * each), each)
+        elif builder.collective == "scatter" and rank == builder.root:
+            builder.local_copy(rank, i(rank * each), o(0), each)
 
 
 def _depths(messages: Messages) -> dict[tuple[int, int], int]:
-    """Return how many hops each chunk has behind it on each rank."""
+    """Return the number of hops that bring each chunk to each rank."""
     depths: dict[tuple[int, int], int] = {}
     for one in sorted((one for message in messages for one in message), key=lambda one: one.start):
         chunk, sender, receiver, _ = one.hop
@@ -83,25 +83,25 @@ def _depths(messages: Messages) -> dict[tuple[int, int], int]:
     return depths
 
 
-def add_copies(plan: ScheduleBuilder, problem: Problem, messages: Messages, stage: int, *, apart: bool) -> None:
-    """Add the messages of a routing that copies; `apart` keeps receiving and sending in lanes of their own."""
-    places, depths = _Places(plan, problem), _depths(messages)
+def add_copies(builder: ScheduleBuilder, problem: Problem, messages: Messages, stage: int, *, separate: bool) -> None:
+    """Add the messages of a routing; `separate` puts receives and sends in separate lanes."""
+    places, depths = _Places(builder, problem), _depths(messages)
     for message in messages:
         for first, count in _runs(places, message):
             hop = first.hop
             source, target = places.of(hop.chunk, hop.sender), places.of(hop.chunk, hop.receiver)
-            channel = _channel(stage, depths[hop.chunk, hop.receiver], apart)
-            if len(problem.codings) > 1:
-                # Each form has channels of its own, so that what comes in one is not passed on for the other.
+            channel = _channel(stage, depths[hop.chunk, hop.receiver], separate)
+            if len(problem.codecs) > 1:
+                # Each form has its own channels, so that a frame of one form is not forwarded as the other.
                 channel = FORMS * channel + hop.form
-                if hop.form == PLAIN:
-                    plan.raw_channels.add(channel)
-            plan.copy(hop.sender, source, hop.receiver, target, count, channel=channel)
+                if hop.form == RAW:
+                    builder.raw_channels.add(channel)
+            builder.copy(hop.sender, source, hop.receiver, target, count, channel=channel)
 
 
-def _runs(places: _Places, message: Sequence[Timed]) -> list[tuple[Timed, int]]:
-    """Cut a message where its chunks do not lie one behind the other at both ends."""
-    runs: list[tuple[Timed, int]] = []
+def _runs(places: _Places, message: Sequence[TimedHop]) -> list[tuple[TimedHop, int]]:
+    """Split a message into runs of chunks that are consecutive in memory at both ends."""
+    runs: list[tuple[TimedHop, int]] = []
     for one in message:
         hop = one.hop
         if runs and runs[-1][0].hop.form == hop.form:
@@ -114,30 +114,32 @@ def _runs(places: _Places, message: Sequence[Timed]) -> list[tuple[Timed, int]]:
     return runs
 
 
-def _channel(stage: int, depth: int, apart: bool) -> int:
-    return CHANNELS_EACH * stage + depth % CHANNELS_EACH if apart else stage
+def _channel(stage: int, depth: int, separate: bool) -> int:
+    return CHANNELS_EACH * stage + depth % CHANNELS_EACH if separate else stage
 
 
-def add_reductions(plan: ScheduleBuilder, problem: Problem, messages: Messages, stage: int, *, apart: bool) -> None:
-    """Add the messages of a routing backwards: the last to be sent is the first, and what met is added up."""
-    places, depths = _Places(plan, problem), _depths(messages)
-    grown: dict[tuple[int, int], Place] = {}
+def add_reductions(
+    builder: ScheduleBuilder, problem: Problem, messages: Messages, stage: int, *, separate: bool
+) -> None:
+    """Add the messages of a routing in reverse order and direction, as reductions."""
+    places, depths = _Places(builder, problem), _depths(messages)
+    sums: dict[tuple[int, int], Place] = {}
     for message in sorted(messages, key=lambda message: -message[-1].end):
         for one in message:
             number, receiver, sender, _ = one.hop
             chunk = problem.chunks[number]
-            begins = i(chunk.source * problem.sketch.chunkup + chunk.part) if _by_block(plan) else i(chunk.part)
-            if plan.collective == "allreduce":
-                home = places.of(number, receiver)
+            initial = i(chunk.source * problem.sketch.chunkup + chunk.part) if _by_block(builder) else i(chunk.part)
+            if builder.collective == "allreduce":
+                target = places.of(number, receiver)
             elif receiver == chunk.source:
-                home = o(chunk.part)
+                target = o(chunk.part)
             else:
-                home = places.scratch(number, receiver)
-            source, operand = grown.get((number, sender), begins), grown.get((number, receiver), begins)
-            channel = _channel(stage, depths[number, sender], apart)
-            plan.reduce(sender, source, receiver, home, operand=operand, channel=channel)
-            grown[number, receiver] = home
+                target = places.scratch(number, receiver)
+            source, operand = sums.get((number, sender), initial), sums.get((number, receiver), initial)
+            channel = _channel(stage, depths[number, sender], separate)
+            builder.reduce(sender, source, receiver, target, operand=operand, channel=channel)
+            sums[number, receiver] = target
 
 
-def _by_block(plan: ScheduleBuilder) -> bool:
-    return plan.collective in ("reduce_scatter", "allreduce")
+def _by_block(builder: ScheduleBuilder) -> bool:
+    return builder.collective in ("reduce_scatter", "allreduce")

@@ -1,48 +1,70 @@
-"""What is to be routed: chunks with a source and destinations, over the links that a sketch leaves.
+"""The routing problem and its solutions: chunks with a source and destinations, and the links that each takes.
 
-Reductions are mirrored: a reduce-scatter is an all-gather run backwards, on links that go the other way.
+Reductions are mirrored: a reduce-scatter is a reversed allgather, on links in the other direction.
+
+A message is many loops of the same routing, one after the other, so its time is about
+
+    loops * bottleneck + fill
+
+where the bottleneck is the largest load of any link, port or rank in one loop, and the fill is the time of the longest
+path in an empty network. For one loop this is TACCL's objective, for a chain the formula of a pipeline.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.errors import DeviceError, ScheduleError, SpecError
+from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.cost import FREE
 from mpi_gpucomp.schedule.sketch import rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpi_gpucomp.schedule.cost import CodecCost
     from mpi_gpucomp.schedule.sketch import Sketch
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["MIRRORED", "Chunk", "Hop", "Model", "Outcome", "Problem", "chunks_of"]
+    Edge = tuple[int, int, int]
+    "Sender, receiver and form."
+
+__all__ = [
+    "ENCODED",
+    "MIRRORED",
+    "RAW",
+    "Chunk",
+    "Hop",
+    "Problem",
+    "Routing",
+    "chunks_of",
+    "expand_symmetry",
+    "prune_tree",
+]
 
 MIRRORED = {"reduce": "broadcast", "reduce_scatter": "allgather"}
-"""Reductions, and what they are backwards."""
-PLAIN, CODED = 0, 1
+"""Reductions, and the collectives that they reverse."""
+RAW, ENCODED = 0, 1
 
 
 class Chunk(NamedTuple):
-    """Data that starts on one rank and must come to others."""
+    """Data that starts on one rank and must reach others."""
 
     source: int
     part: int
-    """Which of the source's chunks for these destinations it is."""
+    """Its index among the chunks with the same source and destinations."""
     to: frozenset[int]
 
     def __str__(self) -> str:
-        """Name it for people: source, destination if there is one, number."""
+        """Return a name for variables: source, destination if there is one, index."""
         (one, *others) = sorted(self.to)
         return f"{self.source}_{self.part}" if others else f"{self.source}_for_{one}_{self.part}"
 
 
 class Hop(NamedTuple):
-    """A chunk on a link, plain (0) or encoded (1)."""
+    """A chunk on a link, raw (0) or encoded (1)."""
 
     chunk: int
     sender: int
@@ -51,13 +73,13 @@ class Hop(NamedTuple):
 
 
 def chunks_of(collective: str, ranks: int, root: int, each: int) -> list[Chunk]:
-    """Return the chunks of a collective that does not reduce, so many for each block."""
-    everybody = frozenset(range(ranks))
+    """Return the chunks of a collective that does not reduce, with `each` chunks per block."""
+    all_ranks = frozenset(range(ranks))
     pairs: list[tuple[int, frozenset[int]]]
     if collective == "broadcast":
-        pairs = [(root, everybody - {root})]
+        pairs = [(root, all_ranks - {root})]
     elif collective == "allgather":
-        pairs = [(rank, everybody - {rank}) for rank in range(ranks)]
+        pairs = [(rank, all_ranks - {rank}) for rank in range(ranks)]
     elif collective == "alltoall":
         pairs = [(a, frozenset({b})) for a in range(ranks) for b in range(ranks) if a != b]
     elif collective == "gather":
@@ -69,23 +91,23 @@ def chunks_of(collective: str, ranks: int, root: int, each: int) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class Problem:
-    """A routing to be found: among `loops` equal rounds, each with chunks of `piece` bytes."""
+    """A routing problem: `loops` equal loops, with chunks of `chunk_bytes` bytes."""
 
     topology: Topology
     sketch: Sketch
     chunks: list[Chunk]
-    piece: float
+    chunk_bytes: float
     loops: float
-    codings: tuple[CodecCost, ...] = (FREE,)
-    """The forms that a chunk may travel in: plain, and encoded if there is a second."""
+    codecs: tuple[CodecCost, ...] = (FREE,)
+    """The costs of the forms that a chunk may be sent in: raw, and encoded if there is a second."""
     mirrored: bool = False
-    """Whether it is a reduction: messages go the other way, and every one is encoded and decoded again."""
-    both: bool = False
-    """Whether it is an all-reduce: every way is taken backwards with sums, and then forwards with the results."""
+    """True for a reduction: messages go in the other direction, and each is decoded and encoded again."""
+    allreduce: bool = False
+    """True for an allreduce: every path is used in reverse by partial sums, then forwards by results."""
 
     @cached_property
     def links(self) -> list[tuple[int, int]]:
-        """All links that may be used, in the direction of the routing."""
+        """The usable links, in the direction of the routing."""
         found = [
             (a, b)
             for a in range(self.topology.ranks)
@@ -98,30 +120,30 @@ class Problem:
             if missing:
                 raise SpecError(
                     f"topology {self.topology.name}",
-                    expected=f"a way from rank {chunk.source} to rank {min(missing)}",
-                    got="none that the sketch leaves",
-                    remedy="Let the sketch have more links between nodes (internode_conn).",
+                    expected=f"a path from rank {chunk.source} to rank {min(missing)}",
+                    got="none that the sketch allows",
+                    remedy="Allow more links between nodes in the sketch (internode_conn).",
                 )
         return found
 
     @cached_property
     def halves(self) -> tuple[Problem, ...]:
-        """What it consists of: the sums and the results of an all-reduce, or itself."""
-        if not self.both:
+        """The reduction and the distribution of an allreduce; otherwise the problem itself."""
+        if not self.allreduce:
             return (self,)
-        return replace(self, both=False, mirrored=True), replace(self, both=False)
+        return replace(self, allreduce=False, mirrored=True), replace(self, allreduce=False)
 
     def _usable(self, a: int, b: int) -> bool:
-        ways = [half.real(a, b) for half in self.halves]
-        exist = all(self.topology.link(*way) is not None for way in ways)
-        return exist and all(self.sketch.allows(self.topology, *way) for way in ways)
+        links = [half.real(a, b) for half in self.halves]
+        exist = all(self.topology.link(*link) is not None for link in links)
+        return exist and all(self.sketch.allows(self.topology, *link) for link in links)
 
     def real(self, a: int, b: int) -> tuple[int, int]:
-        """Return sender and receiver of what goes along a link of the routing."""
+        """Return sender and receiver of a message on a link of the routing."""
         return (b, a) if self.mirrored else (a, b)
 
     def allowed(self, chunk: int, a: int, b: int) -> bool:
-        """Say whether a chunk may take a link: not into its source, and out of its node by its sender."""
+        """Return True if a chunk may use a link: not into its source, and out of its node only from its sender."""
         source, topology = self.chunks[chunk].source, self.topology
         if b == source:
             return False
@@ -130,49 +152,49 @@ class Problem:
         return not leaves or self.mirrored or sender in (None, topology.position(a))
 
     def seconds(self, a: int, b: int, form: int) -> float:
-        """Return what a message takes on a link of its own, besides coding."""
+        """Return the time of a message on its link, without coding."""
         link = self.topology.link(*self.real(a, b))
         assert link is not None
-        return link.latency + self.topology.per_chunk + self.piece / self.codings[form].ratio * link.per_byte
+        return link.latency + self.topology.per_chunk + self.chunk_bytes / self.codecs[form].ratio * link.per_byte
 
     def latency(self, a: int, b: int, form: int) -> float:
-        """Return the time until a chunk has come over a link that is free, decoding not included."""
-        if self.both:
+        """Return the time of a chunk over an idle link, without decoding."""
+        if self.allreduce:
             return sum(half.latency(a, b, form) for half in self.halves)
-        alone = self.topology.unloaded_link(*self.real(a, b))
-        assert alone is not None
-        coding = self.codings[form]
-        again = self.piece * (coding.encode + coding.decode) if self.mirrored else 0.0
-        nbytes, handling = self.piece / coding.ratio, self.topology.message_cost
-        return alone.seconds(nbytes) + self.topology.per_chunk + 2 * handling.seconds(nbytes) + handling.wait + again
+        unloaded = self.topology.unloaded_link(*self.real(a, b))
+        assert unloaded is not None
+        codec = self.codecs[form]
+        recoded = self.chunk_bytes * (codec.encode + codec.decode) if self.mirrored else 0.0
+        nbytes, cost = self.chunk_bytes / codec.ratio, self.topology.message_cost
+        return unloaded.seconds(nbytes) + self.topology.per_chunk + 2 * cost.seconds(nbytes) + cost.wait + recoded
 
     def loads(self, a: int, b: int, form: int) -> tuple[tuple[str, float], ...]:
-        """Return everything that a message keeps busy, and for how long; encoding of copies is counted elsewhere."""
+        """Return the load of a message on each resource, in seconds; encoding of copies is counted elsewhere."""
         key = a, b, form
-        if key not in self._known:
-            self._known[key] = tuple(load for half in self.halves for load in half._loads(*key))
-        return self._known[key]
+        if key not in self._load_cache:
+            self._load_cache[key] = tuple(load for half in self.halves for load in half._loads(*key))
+        return self._load_cache[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int, int], tuple[tuple[str, float], ...]]:
+    def _load_cache(self) -> dict[tuple[int, int, int], tuple[tuple[str, float], ...]]:
         return {}
 
     def _loads(self, a: int, b: int, form: int) -> Iterator[tuple[str, float]]:
         sender, receiver = self.real(a, b)
-        coding = self.codings[form]
+        codec = self.codecs[form]
         yield f"link {sender} to {receiver}", self.seconds(a, b, form)
         for number in self.topology.ports_of(sender, receiver):
             port = self.topology.ports[number]
-            yield port.name, self.piece / coding.ratio * port.per_byte
-        handled = self.topology.message_cost.seconds(self.piece / coding.ratio)
-        yield from self.coding_loads(sender, handled, "messages of")
-        yield from self.coding_loads(receiver, handled, "messages of")
-        yield from self.coding_loads(receiver, self.piece * coding.decode)
+            yield port.name, self.chunk_bytes / codec.ratio * port.per_byte
+        handled = self.topology.message_cost.seconds(self.chunk_bytes / codec.ratio)
+        yield from self.work_loads(sender, handled, "messages of")
+        yield from self.work_loads(receiver, handled, "messages of")
+        yield from self.work_loads(receiver, self.chunk_bytes * codec.decode)
         if self.mirrored:
-            yield from self.coding_loads(sender, self.piece * coding.encode)
+            yield from self.work_loads(sender, self.chunk_bytes * codec.encode)
 
-    def coding_loads(self, rank: int, seconds: float, what: str = "of") -> Iterator[tuple[str, float]]:
-        """Yield what a rank's coding keeps busy: its stream, and its part of cores that are shared."""
+    def work_loads(self, rank: int, seconds: float, what: str = "of") -> Iterator[tuple[str, float]]:
+        """Yield the load of work of a rank on its work queue and on shared cores."""
         if seconds:
             yield f"stream {what} {rank}", seconds
             for number, processor in enumerate(self.topology.processors):
@@ -181,10 +203,10 @@ class Problem:
 
     @cached_property
     def images(self) -> list[tuple[int, tuple[int, ...]]]:
-        """For each chunk the one that stands for all that are alike, and where the ranks go on the way to it."""
+        """For each chunk its representative under symmetry, and the permutation of ranks that maps it there."""
         number = {chunk: at for at, chunk in enumerate(self.chunks)}
         identity = tuple(range(self.topology.ranks))
-        turns = [rotation(self.topology.ranks, *one) for one in self.sketch.symmetries]
+        rotations = [rotation(self.topology.ranks, *one) for one in self.sketch.symmetries]
         found: list[tuple[int, tuple[int, ...]] | None] = [None] * len(self.chunks)
         for start in range(len(self.chunks)):
             if found[start] is not None:
@@ -194,19 +216,19 @@ class Problem:
             while todo:
                 at = todo.pop()
                 _, back = found[at] or (start, identity)
-                for turn in turns:
+                for rotated in rotations:
                     source, part, to = self.chunks[at]
-                    image = number.get(Chunk(turn[source], part, frozenset(turn[rank] for rank in to)))
+                    image = number.get(Chunk(rotated[source], part, frozenset(rotated[rank] for rank in to)))
                     if image is not None and found[image] is None:
-                        undone = {after: before for before, after in enumerate(turn)}
-                        found[image] = start, tuple(back[undone[rank]] for rank in range(len(turn)))
+                        inverse = {after: before for before, after in enumerate(rotated)}
+                        found[image] = start, tuple(back[inverse[rank]] for rank in range(len(rotated)))
                         todo.append(image)
         return [one for one in found if one is not None]
 
     @cached_property
-    def alike(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """For each link the first of those that symmetry maps onto it."""
-        turns = [rotation(self.topology.ranks, *one) for one in self.sketch.symmetries]
+    def canonical_link(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """For each link the first of its equivalents under symmetry."""
+        rotations = [rotation(self.topology.ranks, *one) for one in self.sketch.symmetries]
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for link in self.links:
             todo = [] if link in found else [link]
@@ -214,159 +236,133 @@ class Problem:
                 a, b = todo.pop()
                 if (a, b) not in found:
                     found[a, b] = link
-                    todo += [(turn[a], turn[b]) for turn in turns]
+                    todo += [(rotated[a], rotated[b]) for rotated in rotations]
         return found
 
     @cached_property
     def representatives(self) -> list[int]:
-        """The chunks that stand for others, or for themselves alone."""
+        """The chunks that represent all others under symmetry."""
         return sorted({start for start, _ in self.images})
 
 
 def _reached(ranks: int, links: list[tuple[int, int]], source: int) -> set[int]:
-    onward: list[list[int]] = [[] for _ in range(ranks)]
+    out_links: list[list[int]] = [[] for _ in range(ranks)]
     for a, b in links:
-        onward[a].append(b)
+        out_links[a].append(b)
     seen, todo = {source}, [source]
     while todo:
-        for other in onward[todo.pop()]:
+        for other in out_links[todo.pop()]:
             if other not in seen:
                 seen.add(other)
                 todo.append(other)
     return seen
 
 
-# A mixed-integer program with names, solved by HiGHS.
+@dataclass(frozen=True)
+class Routing:
+    """The hops of every chunk, each after the hop that brings the chunk to its sender."""
 
-GAP = 1e-3
-"""Where the proven gap is below this, a solution counts as the best."""
+    problem: Problem
+    hops: list[list[Hop]]
+    proven: bool = False
+    bound: float = 0.0
+    """A proven lower bound of the time of any routing, in seconds."""
 
+    @cached_property
+    def loads(self) -> dict[str, float]:
+        """The load of each resource in a loop, in seconds."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for hops in self.hops:
+            for hop in hops:
+                for name, seconds in self.problem.loads(hop.sender, hop.receiver, hop.form):
+                    found[name] += seconds
+            for rank, form in encoders(hops) if not self.problem.mirrored else ():
+                seconds = self.problem.chunk_bytes * self.problem.codecs[form].encode
+                for name, share in self.problem.work_loads(rank, seconds):
+                    found[name] += share
+        return dict(found)
 
-class Outcome(NamedTuple):
-    """A solution: the value of every variable, the objective, and the bound that was proven for it."""
+    @cached_property
+    def bottleneck(self) -> float:
+        """The largest load of any resource in a loop."""
+        return max(self.loads.values(), default=0.0)
 
-    values: Sequence[float]
-    objective: float
-    bound: float
-    proven: bool
+    @cached_property
+    def fill(self) -> float:
+        """The time until the last destination has its chunk, in an empty network."""
+        return max((max(arrivals(self.problem, hops).values()) for hops in self.hops if hops), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Return the estimated time."""
+        return self.problem.loops * self.bottleneck + self.fill
 
     @property
     def gap(self) -> float:
-        """Return how much better the best could be at most, as a share of what was found."""
-        return max(0.0, 1 - self.bound / self.objective) if self.objective else 0.0
+        """Return the relative gap to the lower bound."""
+        return max(0.0, 1 - self.bound / self.seconds) if self.seconds else 0.0
 
 
-class Model:
-    """Variables and constraints, each with a name, to be minimised."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.names: list[str] = []
-        self._costs: list[float] = []
-        self._lower: list[float] = []
-        self._upper: list[float] = []
-        self._whole: list[bool] = []
-        self.rows: list[tuple[str, list[tuple[int, float]], float, float]] = []
-
-    def binary(self, name: str, cost: float = 0.0) -> int:
-        """Add a choice; return its number."""
-        return self._add(name, cost, 0.0, 1.0, whole=True)
-
-    def real(self, name: str, cost: float = 0.0, lower: float = 0.0, upper: float = float("inf")) -> int:
-        """Add a number, from 0 on unless something else is said."""
-        return self._add(name, cost, lower, upper, whole=False)
-
-    def _add(self, name: str, cost: float, lower: float, upper: float, *, whole: bool) -> int:
-        self.names.append(name)
-        self._costs.append(cost)
-        self._lower.append(lower)
-        self._upper.append(upper)
-        self._whole.append(whole)
-        return len(self.names) - 1
-
-    def aim(self, costs: Mapping[int, float]) -> None:
-        """Minimise something else from now on."""
-        self._costs = [costs.get(number, 0.0) for number in range(len(self.names))]
-
-    def at_most(self, name: str, terms: Sequence[tuple[int, float]], limit: float) -> None:
-        """Let a sum of variables, each with its factor, stay within a limit."""
-        self.rows.append((name, _together(terms), float("-inf"), limit))
-
-    def exactly(self, name: str, terms: Sequence[tuple[int, float]], value: float) -> None:
-        """Let a sum of variables have a value."""
-        self.rows.append((name, _together(terms), value, value))
-
-    def solve(
-        self,
-        seconds: float,
-        start: Mapping[int, float] | None = None,
-        progress: Callable[[float, float], None] | None = None,
-    ) -> Outcome:
-        """Return the best that is found in so many seconds, starting from a solution if there is one.
-
-        `progress` is called with the objective and the bound whenever the solver has news.
-        """
-        solver = self._loaded(seconds)
-        if start is not None:
-            solution = highs().HighsSolution()
-            solution.col_value = [start.get(number, 0.0) for number in range(len(self.names))]
-            solver.setSolution(solution)
-        if progress is not None:
-            solver.cbMipLogging += lambda event: progress(
-                event.data_out.mip_primal_bound, event.data_out.mip_dual_bound
-            )
-        solver.run()
-        info = solver.getInfo()
-        if info.primal_solution_status != 2:
-            raise ScheduleError(
-                "solver",
-                expected=f"a solution within {seconds:g} seconds",
-                got=solver.modelStatusToString(solver.getModelStatus()),
-                remedy="Give it more time, or a sketch with fewer links and more symmetry.",
-            )
-        proven = solver.getModelStatus() == highs().HighsModelStatus.kOptimal
-        objective = info.objective_function_value
-        return Outcome(list(solver.getSolution().col_value), objective, min(info.mip_dual_bound, objective), proven)
-
-    def _loaded(self, seconds: float) -> Any:
-        import numpy as np
-
-        package = highs()
-        lp = package.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self.names), len(self.rows)
-        lp.col_cost_ = np.array(self._costs)
-        lp.col_lower_, lp.col_upper_ = np.array(self._lower), np.array(self._upper)
-        lp.row_lower_ = np.array([low for _, _, low, _ in self.rows])
-        lp.row_upper_ = np.array([high for _, _, _, high in self.rows])
-        terms = [row[1] for row in self.rows]
-        lp.a_matrix_.format_ = package.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.cumsum([0, *map(len, terms)])
-        lp.a_matrix_.index_ = np.array([number for row in terms for number, _ in row], np.int32)
-        lp.a_matrix_.value_ = np.array([factor for row in terms for _, factor in row], np.float64)
-        kinds = package.HighsVarType
-        lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in self._whole]
-        lp.col_names_, lp.row_names_ = self.names, [row[0] for row in self.rows]
-        solver = package.Highs()
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("time_limit", float(seconds))
-        solver.setOptionValue("mip_rel_gap", GAP)
-        solver.passModel(lp)
-        return solver
+def encoders(hops: Sequence[Hop]) -> set[tuple[int, int]]:
+    """Return rank and form of each encoding of a chunk: ranks that send it in another form than they received."""
+    came = {hop.receiver: hop.form for hop in hops}
+    return {(hop.sender, hop.form) for hop in hops if came.get(hop.sender) != hop.form}
 
 
-def _together(terms: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Add up the factors of a variable that is there more than once."""
-    found: dict[int, float] = {}
-    for number, factor in terms:
-        found[number] = found.get(number, 0.0) + factor
-    return list(found.items())
+def exact_on(problem: Problem, hops: Sequence[Hop]) -> set[int]:
+    """Return the ranks that a chunk has reached without having been encoded."""
+    found = {problem.chunks[hops[0].chunk].source} if hops else set()
+    for hop in hops:
+        if hop.form == RAW and hop.sender in found:
+            found.add(hop.receiver)
+    return found
 
 
-def highs() -> Any:
-    """Return the solver's package, which is an extra."""
-    try:
-        import highspy
-    except ImportError as error:
-        remedy = "Install the extra: pip install mpi_gpucomp[synth]."
-        raise DeviceError("synthesis", expected="the solver HiGHS (highspy)", got="none", remedy=remedy) from error
-    return highspy
+def recoding(problem: Problem, rank_is_source: bool, form: int) -> float:
+    """Return the seconds in which a rank decodes a chunk and encodes it in another form."""
+    if problem.mirrored:
+        return 0.0
+    other = 0.0 if rank_is_source else problem.codecs[1 - form if len(problem.codecs) > 1 else form].decode
+    return problem.chunk_bytes * (problem.codecs[form].encode + other)
+
+
+def arrivals(problem: Problem, hops: Sequence[Hop]) -> dict[int, float]:
+    """Return the arrival times of a chunk at each rank, in an empty network."""
+    if not hops:
+        return {}
+    source = problem.chunks[hops[0].chunk].source
+    found, came = {source: 0.0}, dict[int, int]()
+    for hop in hops:
+        changed = came.get(hop.sender) != hop.form
+        waits = recoding(problem, hop.sender == source, hop.form) if changed else 0.0
+        found[hop.receiver] = found[hop.sender] + waits + problem.latency(hop.sender, hop.receiver, hop.form)
+        came[hop.receiver] = hop.form
+    return found
+
+
+def prune_tree(source: int, edges: Sequence[Edge], to: frozenset[int]) -> list[Edge]:
+    """Return the edges of a chunk in order from its source, without those that reach no destination."""
+    out_links: defaultdict[int, list[Edge]] = defaultdict(list)
+    for edge in edges:
+        out_links[edge[0]].append(edge)
+    order, todo, seen = list[tuple[int, int, int]](), [source], {source}
+    while todo:
+        for edge in sorted(out_links[todo.pop(0)]):
+            if edge[1] not in seen:
+                seen.add(edge[1])
+                order.append(edge)
+                todo.append(edge[1])
+    needed = set(to)
+    for edge in reversed(order):
+        if edge[1] in needed:
+            needed.add(edge[0])
+    return [edge for edge in order if edge[1] in needed]
+
+
+def expand_symmetry(problem: Problem, edges: dict[int, list[Edge]]) -> list[list[Hop]]:
+    """Return the hops of all chunks from the edges of their representatives."""
+    hops = []
+    for number, (start, moved) in enumerate(problem.images):
+        back = {after: before for before, after in enumerate(moved)}
+        hops.append([Hop(number, back[a], back[b], form) for a, b, form in edges[start]])
+    return hops

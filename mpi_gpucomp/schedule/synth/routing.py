@@ -1,162 +1,171 @@
-"""A routing: which links each chunk takes, in which form, and what that costs in time.
+"""The first stage of synthesis: which links each chunk takes.
 
-A message is many loops of the same routing, one behind the other, so its time is about
-
-    loops * bottleneck + fill
-
-where the bottleneck is the most that any link, port or stream has to do in one loop, and the fill is the time of the
-longest way in an empty network. For one loop this is TACCL's objective, for a chain the formula of a pipeline.
+A greedy routing is found at once. A mixed-integer program then searches for a better one, and among equally fast
+routings for one with little traffic.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from heapq import heappop, heappush
+from itertools import pairwise
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import ScheduleError
-from mpi_gpucomp.schedule.synth.problem import CODED, PLAIN, Hop, Model
+from mpi_gpucomp.schedule.synth.milp import Model
+from mpi_gpucomp.schedule.synth.problem import (
+    ENCODED,
+    RAW,
+    Routing,
+    arrivals,
+    encoders,
+    exact_on,
+    expand_symmetry,
+    prune_tree,
+    recoding,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpi_gpucomp.schedule.synth.problem import Problem
 
-    Way = tuple[int, int, int]
-    "Sender, receiver and form."
-
-__all__ = ["MICRO", "Program", "Routing", "grown", "unfolded"]
+__all__ = ["MAX_BINARIES", "RoutingProgram", "greedy", "route"]
 
 
-@dataclass(frozen=True)
-class Routing:
-    """The hops of every chunk, each behind the one that brings the chunk to its sender."""
-
-    problem: Problem
-    hops: list[list[Hop]]
-    proven: bool = False
-    bound: float = 0.0
-    """Seconds that no routing of this problem can be below, as far as is known."""
-
-    @cached_property
-    def loads(self) -> dict[str, float]:
-        """Return the seconds that everything is busy in a loop."""
-        found: defaultdict[str, float] = defaultdict(float)
-        for hops in self.hops:
-            for hop in hops:
-                for name, seconds in self.problem.loads(hop.sender, hop.receiver, hop.form):
-                    found[name] += seconds
-            for rank, form in encoders(hops) if not self.problem.mirrored else ():
-                seconds = self.problem.piece * self.problem.codings[form].encode
-                for name, share in self.problem.coding_loads(rank, seconds):
-                    found[name] += share
-        return dict(found)
-
-    @cached_property
-    def bottleneck(self) -> float:
-        """Return the most that anything has to do in a loop."""
-        return max(self.loads.values(), default=0.0)
-
-    @cached_property
-    def fill(self) -> float:
-        """Return the time until the last destination has its chunk, in an empty network."""
-        return max((max(arrivals(self.problem, hops).values()) for hops in self.hops if hops), default=0.0)
-
-    @property
-    def seconds(self) -> float:
-        """Return the time that it promises."""
-        return self.problem.loops * self.bottleneck + self.fill
-
-    @property
-    def gap(self) -> float:
-        """Return how much better the best routing could be at most, as a share."""
-        return max(0.0, 1 - self.bound / self.seconds) if self.seconds else 0.0
+def greedy(problem: Problem) -> Routing:
+    """Return a feasible routing: each chunk grows a tree, hop by hop, where it adds least to a bottleneck."""
+    found = _GreedyTrees(problem)
+    todo = {number: set(problem.chunks[number].to) for number in problem.representatives}
+    everywhere = problem.topology.ranks - 1
+    while any(todo.values()):
+        for number, missing in todo.items():
+            if not missing:
+                continue
+            if len(problem.chunks[number].to) == everywhere:
+                missing.discard(found.reach_next(number))
+            else:
+                missing -= found.reach(number, min(missing))
+    edges = {
+        n: prune_tree(problem.chunks[n].source, found.edges[n], problem.chunks[n].to) for n in problem.representatives
+    }
+    return Routing(problem, expand_symmetry(problem, edges))
 
 
-def encoders(hops: Sequence[Hop]) -> set[tuple[int, int]]:
-    """Return who makes frames of a chunk, and in which form: those who send it in another than it came in."""
-    came = {hop.receiver: hop.form for hop in hops}
-    return {(hop.sender, hop.form) for hop in hops if came.get(hop.sender) != hop.form}
+class _GreedyTrees:
+    """The trees so far, and the loads that they cause."""
 
+    def __init__(self, problem: Problem) -> None:
+        """Start with the sources."""
+        self._problem = problem
+        self._loads: defaultdict[str, float] = defaultdict(float)
+        self._onward: defaultdict[int, list[int]] = defaultdict(list)
+        for a, b in problem.links:
+            self._onward[a].append(b)
+        self._images: defaultdict[int, list[dict[int, int]]] = defaultdict(list)
+        for start, moved in problem.images:
+            self._images[start].append({after: before for before, after in enumerate(moved)})
+        self.edges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        self._arrived: dict[int, dict[int, float]] = {
+            n: {problem.chunks[n].source: 0.0} for n in problem.representatives
+        }
+        self._forms: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        """The forms in which a rank has a frame of a chunk."""
+        self._exact: set[tuple[int, int]] = {(n, problem.chunks[n].source) for n in problem.representatives}
+        """(Chunk, rank) pairs whose copy was never encoded."""
 
-def exact_on(problem: Problem, hops: Sequence[Hop]) -> set[int]:
-    """Return the ranks that a chunk has come to without having been encoded on its way."""
-    found = {problem.chunks[hops[0].chunk].source} if hops else set()
-    for hop in hops:
-        if hop.form == PLAIN and hop.sender in found:
-            found.add(hop.receiver)
-    return found
+    def reach_next(self, number: int) -> int:
+        """Add the cheapest hop of a chunk to a rank that does not have it; return the rank."""
+        arrived = self._arrived[number]
+        candidates = (
+            (*self._cost(number, a, b, form, arrived[a]), a, b, form)
+            for a in arrived
+            for b in self._onward[a]
+            if b not in arrived and self._problem.allowed(number, a, b)
+            for form in self._forms_of(number, a)
+        )
+        _, _, a, b, form = min(candidates)
+        self._take(number, a, b, form)
+        return b
 
+    def reach(self, number: int, destination: int) -> set[int]:
+        """Add the cheapest path of a chunk to a rank; return the ranks on the path."""
+        arrived, before = self._arrived[number], dict[int, tuple[int, int]]()
+        cost = {rank: 0.0 for rank in arrived}
+        line = [(0.0, rank) for rank in arrived]
+        while line:
+            spent, a = heappop(line)
+            if a == destination:
+                break
+            for b in self._onward[a]:
+                for form in self._forms_of(number, a) if self._problem.allowed(number, a, b) else ():
+                    total = spent + sum(self._cost(number, a, b, form, 0.0))
+                    if total < cost.get(b, float("inf")):
+                        cost[b], before[b] = total, (a, form)
+                        heappush(line, (total, b))
+        path = [destination]
+        while path[-1] not in arrived:
+            path.append(before[path[-1]][0])
+        for b, a in reversed(list(pairwise(path))):
+            self._take(number, a, b, before[b][1])
+        return set(path)
 
-def recoding(problem: Problem, rank_is_source: bool, form: int) -> float:
-    """Return the seconds that a chunk waits where its form changes: what came is decoded, and encoded anew."""
-    if problem.mirrored:
-        return 0.0
-    other = 0.0 if rank_is_source else problem.codings[1 - form if len(problem.codings) > 1 else form].decode
-    return problem.piece * (problem.codings[form].encode + other)
+    def _forms_of(self, number: int, rank: int) -> Iterator[int]:
+        """Yield the forms in which a rank may send a chunk; it must not be encoded twice."""
+        for form in range(len(self._problem.codecs)):
+            once = form == RAW or (number, rank) in self._exact or form in self._forms[number, rank]
+            if once or len(self._problem.codecs) == 1:
+                yield form
 
+    def _cost(self, number: int, a: int, b: int, form: int, start: float) -> tuple[float, float]:
+        """Return the cost of a hop: the time with its load, and the arrival of the chunk."""
+        problem = self._problem
+        loads = list(problem.loads(a, b, form))
+        fresh = form not in self._forms[number, a]
+        source = a == problem.chunks[number].source
+        if fresh and not problem.mirrored:
+            loads += problem.work_loads(a, problem.chunk_bytes * problem.codecs[form].encode)
+        most = max(self._loads[name] + seconds for name, seconds in loads)
+        waits = recoding(problem, source, form) if fresh else 0.0
+        there = start + waits + problem.latency(a, b, form)
+        return problem.loops * most + there, there
 
-def arrivals(problem: Problem, hops: Sequence[Hop]) -> dict[int, float]:
-    """Return when a chunk comes to each rank, in an empty network."""
-    if not hops:
-        return {}
-    source = problem.chunks[hops[0].chunk].source
-    found, came = {source: 0.0}, dict[int, int]()
-    for hop in hops:
-        changed = came.get(hop.sender) != hop.form
-        waits = recoding(problem, hop.sender == source, hop.form) if changed else 0.0
-        found[hop.receiver] = found[hop.sender] + waits + problem.latency(hop.sender, hop.receiver, hop.form)
-        came[hop.receiver] = hop.form
-    return found
+    def _take(self, number: int, a: int, b: int, form: int) -> None:
+        problem = self._problem
+        arrived = self._arrived[number]
+        arrived[b] = self._cost(number, a, b, form, arrived[a])[1]
+        fresh = form not in self._forms[number, a] and not problem.mirrored
+        for back in self._images[number]:
+            for name, seconds in problem.loads(back[a], back[b], form):
+                self._loads[name] += seconds
+            for name, seconds in (
+                problem.work_loads(back[a], problem.chunk_bytes * problem.codecs[form].encode) if fresh else ()
+            ):
+                self._loads[name] += seconds
+        if form == RAW and (number, a) in self._exact:
+            self._exact.add((number, b))
+        self._forms[number, a].add(form)
+        self._forms[number, b].add(form)
+        self.edges[number].append((a, b, form))
 
-
-def grown(source: int, ways: Sequence[Way], to: frozenset[int]) -> list[Way]:
-    """Put the ways of a chunk in order from its source on, and leave out those that lead nowhere."""
-    onward: defaultdict[int, list[Way]] = defaultdict(list)
-    for way in ways:
-        onward[way[0]].append(way)
-    order, todo, seen = list[tuple[int, int, int]](), [source], {source}
-    while todo:
-        for way in sorted(onward[todo.pop(0)]):
-            if way[1] not in seen:
-                seen.add(way[1])
-                order.append(way)
-                todo.append(way[1])
-    needed = set(to)
-    for way in reversed(order):
-        if way[1] in needed:
-            needed.add(way[0])
-    return [way for way in order if way[1] in needed]
-
-
-def unfolded(problem: Problem, ways: dict[int, list[Way]]) -> list[list[Hop]]:
-    """Return the hops of all chunks from the ways of those that stand for the others."""
-    hops = []
-    for number, (start, moved) in enumerate(problem.images):
-        back = {after: before for before, after in enumerate(moved)}
-        hops.append([Hop(number, back[a], back[b], form) for a, b, form in ways[start]])
-    return hops
-
-
-# The routing as a mixed-integer program: its variables, and a sentence for each of its constraints.
 
 MICRO = 1e6
-"""The program counts in microseconds, so that its numbers are neither tiny nor huge."""
-ALIKE = 1e-6
-"""By which share the times of two routings may differ that count as equally quick."""
+"""The program is in microseconds, for numerical range."""
+TOLERANCE = 1e-6
+"""The relative difference of times that count as equal."""
 CONNECTION = 0.5
-"""What another connection costs, in messages: each is a lane that a rank has to look after."""
+"""The cost of a connection, in messages: each is a lane that a rank must poll."""
 PREFERENCE = 1e-3
-"""What part of the time a sketch's wish for few or many connections is worth."""
+"""The weight of a sketch's preference for few or many connections, as a fraction of the time."""
 
 
-class Program:
-    """Variables and constraints, with the numbers of the variables by what they mean."""
+class RoutingProgram:
+    """The routing as a mixed-integer program."""
 
     def __init__(self, problem: Problem, first: Routing) -> None:
-        """Write the program down; `first` bounds what is worth looking at."""
+        """Add variables and constraints; `first` is an upper bound of the time."""
         self._problem, self.model = problem, Model()
         self._largest = max(first.seconds * MICRO, 1.0)
         self._bottleneck = self.model.real("bottleneck", cost=problem.loops)
@@ -169,77 +178,77 @@ class Program:
         self._exact: dict[tuple[int, int], int] = {}
         self._connected: dict[tuple[int, int], int] = {}
         self.slack = 0.0
-        """Seconds by which wishes of the sketch may have moved the objective."""
+        """Seconds by which the preferences of the sketch may have changed the objective."""
         for number in problem.representatives:
             self._add_variables(number)
             self._add_receives(number)
-            self._add_borders(number)
+            self._add_node_cuts(number)
             self._add_times(number)
-            if len(problem.codings) > 1:
+            if len(problem.codecs) > 1:
                 self._add_exactness(number)
         self._add_loads()
         if problem.sketch.connections:
-            self._add_wishes()
+            self._add_preferences()
 
     def _add_variables(self, number: int) -> None:
         problem, model, name = self._problem, self.model, self._problem.chunks[number]
         for a, b in problem.links:
-            for form in range(len(problem.codings)) if problem.allowed(number, a, b) else ():
+            for form in range(len(problem.codecs)) if problem.allowed(number, a, b) else ():
                 suffix = "_coded" if form else ""
                 self._sent[number, a, b, form] = model.binary(f"send_{name}_from_{a}_to_{b}{suffix}")
                 self._keys_into[number, b].append((number, a, b, form))
-        soonest = _soonest(problem, name.source)
+        earliest = _earliest_arrivals(problem, name.source)
         for rank in range(problem.topology.ranks):
-            # Nothing arrives sooner than by the shortest way.
-            lower = soonest.get(rank, 0.0) * MICRO * (1 - 1e-9)
+            # Nothing arrives earlier than by the shortest path.
+            lower = earliest.get(rank, 0.0) * MICRO * (1 - 1e-9)
             upper = max(self._largest, lower)
             self._arrival[number, rank] = model.real(f"arrival_{name}_at_{rank}", lower=lower, upper=upper)
-            for form, coding in enumerate(problem.codings):
+            for form, coding in enumerate(problem.codecs):
                 if coding.encode and not problem.mirrored:
                     self._encodes[number, rank, form] = model.real(f"encode_{name}_at_{rank}_{form}", upper=1.0)
 
-    def _ways_into(self, number: int, rank: int) -> list[int]:
+    def _edges_into(self, number: int, rank: int) -> list[int]:
         return [self._sent[key] for key in self._keys_into[number, rank]]
 
     def _add_receives(self, number: int) -> None:
         problem, model, chunk = self._problem, self.model, self._problem.chunks[number]
         for rank in range(problem.topology.ranks):
-            into = [(variable, 1.0) for variable in self._ways_into(number, rank)]
+            into = [(variable, 1.0) for variable in self._edges_into(number, rank)]
             if rank in chunk.to:
                 # A destination receives the chunk exactly once.
                 model.exactly(f"receive_{chunk}_at_{rank}", into, 1.0)
             elif rank != chunk.source and into:
-                # Any other rank receives it once at most.
+                # Any other rank receives it at most once.
                 model.at_most(f"relay_{chunk}_at_{rank}", into, 1.0)
         for (own, a, b, form), variable in self._sent.items():
             if own == number and a != chunk.source and a not in chunk.to:
-                # Who is neither source nor destination sends it only if it has received it.
-                had = [(other, -1.0) for other in self._ways_into(number, a)]
+                # A rank that is neither source nor destination sends it only if it has received it.
+                had = [(other, -1.0) for other in self._edges_into(number, a)]
                 model.at_most(f"relayed_{chunk}_from_{a}_to_{b}_{form}", [(variable, 1.0), *had], 0.0)
 
     def _add_exactness(self, number: int) -> None:
-        """Let no chunk be encoded that has been decoded: its error would be made twice."""
+        """Forbid encoding a chunk that has been decoded: a lossy error would be introduced twice."""
         model, chunk = self.model, self._problem.chunks[number]
         for rank in range(self._problem.topology.ranks):
             self._exact[number, rank] = model.real(f"exact_{chunk}_at_{rank}", upper=1.0)
         for rank in range(self._problem.topology.ranks):
-            coded = [(self._sent[key], 1.0) for key in self._keys_into[number, rank] if key[3] == CODED]
-            # What comes encoded is not exact.
+            coded = [(self._sent[key], 1.0) for key in self._keys_into[number, rank] if key[3] == ENCODED]
+            # A chunk that arrives encoded is not exact.
             model.at_most(f"inexact_{chunk}_at_{rank}", [(self._exact[number, rank], 1.0), *coded], 1.0)
         for (own, a, b, form), variable in self._sent.items():
             here, there = self._exact[number, a], self._exact[number, b]
             if own != number:
                 continue
-            if form == PLAIN:
-                # What comes plain is as exact as it was.
+            if form == RAW:
+                # A chunk that arrives raw is as exact as at its sender.
                 model.at_most(f"kept_{chunk}_from_{a}_to_{b}", [(there, 1.0), (here, -1.0), (variable, 1.0)], 1.0)
             else:
-                # Who encodes has the exact chunk, or passes on what came encoded.
-                came = [(self._sent[key], -1.0) for key in self._keys_into[number, a] if key[3] == CODED]
+                # A rank that sends it encoded has the exact chunk, or forwards an encoded one.
+                came = [(self._sent[key], -1.0) for key in self._keys_into[number, a] if key[3] == ENCODED]
                 model.at_most(f"once_{chunk}_from_{a}_to_{b}", [(variable, 1.0), (here, -1.0), *came], 0.0)
 
-    def _add_borders(self, number: int) -> None:
-        """Say what follows from the rest, but helps the solver to see it."""
+    def _add_node_cuts(self, number: int) -> None:
+        """Add redundant constraints that tighten the relaxation."""
         problem, chunk = self._problem, self._problem.chunks[number]
         for at, node in enumerate(map(frozenset, problem.topology.nodes)):
             here = chunk.source in node
@@ -250,7 +259,7 @@ class Program:
                 if own == number and ((a in node) == here) and ((b in node) != here)
             ]
             if crosses and len(node) > 1:
-                # A chunk that is needed on the other side of a node's border crosses it.
+                # A chunk that is needed outside its node, or inside another, crosses that node's border.
                 self.model.at_most(f"border_{chunk}_of_node_{at}", across, -1.0)
 
     def _add_times(self, number: int) -> None:
@@ -260,10 +269,10 @@ class Program:
                 continue
             encodes = self._encodes.get((number, a, form))
             if encodes is not None:
-                # A rank encodes a chunk that it sends encoded, unless it has come to it that way.
+                # A rank encodes a chunk that it sends encoded, unless it has arrived encoded.
                 came = [(self._sent[key], -1.0) for key in self._keys_into[number, a] if key[3] == form]
                 model.at_most(f"frame_{chunk}_from_{a}_to_{b}", [(variable, 1.0), (encodes, -1.0), *came], 0.0)
-            # A chunk arrives no sooner than it was at the sender, was encoded there, and took the link: no circles.
+            # A chunk arrives after it was at the sender, was encoded there, and passed the link: no cycles.
             takes = problem.latency(a, b, form) * MICRO
             waits = recoding(problem, a == chunk.source, form) * MICRO if encodes is not None else 0.0
             terms = [(self._arrival[number, a], 1.0), (self._arrival[number, b], -1.0)]
@@ -287,63 +296,63 @@ class Program:
                     loads[name].append((variable, seconds * MICRO))
             for (number, rank, form), variable in self._encodes.items():
                 if number == start:
-                    seconds = problem.piece * problem.codings[form].encode
-                    for name, share in problem.coding_loads(back[rank], seconds):
+                    seconds = problem.chunk_bytes * problem.codecs[form].encode
+                    for name, share in problem.work_loads(back[rank], seconds):
                         loads[name].append((variable, share * MICRO))
         known = set()
         for name, terms in loads.items():
-            alike = frozenset(terms), len(terms)
-            if alike not in known:
-                # Nothing is busy for longer in a loop than the bottleneck; what symmetry makes equal is said once.
+            key = frozenset(terms), len(terms)
+            if key not in known:
+                # No load exceeds the bottleneck; loads that symmetry makes equal are added once.
                 model.at_most(f"load_{name.replace(' ', '_')}", [*terms, (self._bottleneck, -1.0)], 0.0)
-                known.add(alike)
+                known.add(key)
 
-    def _add_wishes(self) -> None:
+    def _add_preferences(self) -> None:
         problem, model = self._problem, self.model
         inside = [(a, b) for a, b in problem.links if problem.topology.node_of(a) == problem.topology.node_of(b)]
-        worth = PREFERENCE * self._largest / max(1, len(inside)) * problem.sketch.connections
-        self.slack = abs(worth) * len(inside) / MICRO
+        weight = PREFERENCE * self._largest / max(1, len(inside)) * problem.sketch.connections
+        self.slack = abs(weight) * len(inside) / MICRO
         for a, b in inside:
-            self._used[a, b] = model.real(f"used_{a}_to_{b}", cost=worth, upper=1.0)
+            self._used[a, b] = model.real(f"used_{a}_to_{b}", cost=weight, upper=1.0)
             own = [variable for (_, c, d, _), variable in self._sent.items() if (c, d) == (a, b)]
-            if worth > 0:
+            if weight > 0:
                 for variable in own:
-                    # A connection is used by every chunk that takes it.
+                    # A connection is used if a chunk uses it.
                     model.at_most(f"use_{a}_to_{b}_{variable}", [(variable, 1.0), (self._used[a, b], -1.0)], 0.0)
             else:
-                # A connection counts as used only if some chunk takes it.
+                # A connection is used only if a chunk uses it.
                 model.at_most(f"use_{a}_to_{b}", [(self._used[a, b], 1.0), *((one, -1.0) for one in own)], 0.0)
 
-    def sparing(self, best: Routing, seconds: float) -> Routing:
-        """Return a routing that is as quick, sends no more than it must, and over few different connections.
+    def minimise_traffic(self, best: Routing, seconds: float) -> Routing:
+        """Return an equally fast routing with the least traffic, over few distinct connections.
 
-        Links with time to spare cost nothing in the model; ranks and their processors have better things to do.
+        In the objective, links below the bottleneck are free; their messages still cost CPU time.
         """
         model, problem = self.model, self._problem
         if seconds <= 0:
             return best
         aims = [(self._bottleneck, problem.loops), (self._fill, 1.0)]
-        # The time stays what it was.
-        model.at_most("as_quick", aims, best.seconds * MICRO * (1 + ALIKE))
+        # The time must not increase.
+        model.at_most("as_fast", aims, best.seconds * MICRO * (1 + TOLERANCE))
         takes = {
             variable: sum(load for _, load in problem.loads(a, b, form)) * MICRO
             for (_, a, b, form), variable in self._sent.items()
         }
-        worth = CONNECTION * sum(takes.values()) / len(takes)
+        weight = CONNECTION * sum(takes.values()) / len(takes)
         for (_, a, b, _), variable in self._sent.items():
-            link = problem.alike[a, b]
+            link = problem.canonical_link[a, b]
             if link not in self._connected:
                 self._connected[link] = model.real(f"connected_{link[0]}_to_{link[1]}", upper=1.0)
-            # A connection is there for every chunk that takes it, or takes one that symmetry makes of it.
+            # A connection is needed by every chunk that uses it, or one of its equivalents.
             terms = [(variable, 1.0), (self._connected[link], -1.0)]
             model.at_most(f"connect_{a}_to_{b}_{variable}", terms, 0.0)
-        model.aim(takes | dict.fromkeys(self._connected.values(), worth) | {self._fill: PREFERENCE})
+        model.minimise(takes | dict.fromkeys(self._connected.values(), weight) | {self._fill: PREFERENCE})
         try:
             outcome = model.solve(seconds, self.start(best))
         except ScheduleError:
-            return best  # no time was left to look for one
-        found = Routing(problem, unfolded(problem, self.ways(outcome.values)))
-        return found if found.seconds <= best.seconds * (1 + 2 * ALIKE) else best
+            return best  # out of time
+        found = Routing(problem, expand_symmetry(problem, self.edges(outcome.values)))
+        return found if found.seconds <= best.seconds * (1 + 2 * TOLERANCE) else best
 
     def start(self, first: Routing) -> dict[int, float]:
         """Return a routing as values of the variables."""
@@ -352,7 +361,7 @@ class Program:
             hops = first.hops[number]
             for hop in hops:
                 values[self._sent[number, hop.sender, hop.receiver, hop.form]] = 1.0
-                link = self._problem.alike[hop.sender, hop.receiver]
+                link = self._problem.canonical_link[hop.sender, hop.receiver]
                 if link in self._connected:
                     values[self._connected[link]] = 1.0
                 if (hop.sender, hop.receiver) in self._used:
@@ -366,28 +375,57 @@ class Program:
                 values[self._exact[number, rank]] = 1.0
         return values
 
-    def ways(self, values: Sequence[float]) -> dict[int, list[tuple[int, int, int]]]:
-        """Return the ways of each chunk that a solution has chosen."""
+    def edges(self, values: Sequence[float]) -> dict[int, list[tuple[int, int, int]]]:
+        """Return the edges of each chunk in a solution."""
         chosen: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
         for (number, a, b, form), variable in self._sent.items():
             if values[variable] > 0.5:
                 chosen[number].append((a, b, form))
         chunks = self._problem.chunks
-        return {n: grown(chunks[n].source, chosen[n], chunks[n].to) for n in self._problem.representatives}
+        return {n: prune_tree(chunks[n].source, chosen[n], chunks[n].to) for n in self._problem.representatives}
 
 
-def _soonest(problem: Problem, source: int) -> dict[int, float]:
-    """Return the least time in which a chunk can come from its source to each rank."""
-    onward: defaultdict[int, list[int]] = defaultdict(list)
+def _earliest_arrivals(problem: Problem, source: int) -> dict[int, float]:
+    """Return the earliest arrival of a chunk at each rank."""
+    out_links: defaultdict[int, list[int]] = defaultdict(list)
     for a, b in problem.links:
-        onward[a].append(b)
+        out_links[a].append(b)
     found, line = dict[int, float](), [(0.0, source)]
     while line:
         spent, a = heappop(line)
         if a not in found:
             found[a] = spent
-            for b in onward[a]:
+            for b in out_links[a]:
                 if b not in found:
-                    quickest = min(problem.latency(a, b, form) for form in range(len(problem.codings)))
-                    heappush(line, (spent + quickest, b))
+                    fastest = min(problem.latency(a, b, form) for form in range(len(problem.codecs)))
+                    heappush(line, (spent + fastest, b))
     return found
+
+
+MAX_BINARIES = 20_000
+"""With more binary variables the solver would not improve the first routing."""
+TRAFFIC_SHARE = 0.3
+"""The fraction of the time for minimising the traffic."""
+
+
+def route(problem: Problem, seconds: float, progress: Callable[[float, float], None] | None = None) -> Routing:
+    """Return the best routing found in time; it is at least as fast as the greedy one."""
+    first = greedy(problem)
+    if seconds <= 0 or not 0 < _count_binaries(problem) <= MAX_BINARIES:
+        return first
+    started = perf_counter()
+    program = RoutingProgram(problem, first)
+    try:
+        outcome = program.model.solve(seconds * (1 - TRAFFIC_SHARE), program.start(first), progress)
+    except ScheduleError:
+        return first  # out of time
+    found = Routing(problem, expand_symmetry(problem, program.edges(outcome.values)))
+    best = min(first, found, key=lambda routing: routing.seconds)
+    reduced = program.minimise_traffic(best, seconds - (perf_counter() - started))
+    return replace(reduced, proven=outcome.proven, bound=max(0.0, outcome.bound / MICRO - program.slack))
+
+
+def _count_binaries(problem: Problem) -> int:
+    """Return the number of binary variables."""
+    edges = (problem.allowed(number, a, b) for number in problem.representatives for a, b in problem.links)
+    return sum(edges) * len(problem.codecs)
