@@ -97,4 +97,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Write one line for each missing machine."""
     for machine, count in config.stash.get(DESELECTED, {}).items():
         what = "a GPU; none found" if machine == GPU else machine
-        terminalreporter.write_line(f"{count} tests need {what}: {missing(machine)}")
+        tests = "1 test needs" if count == 1 else f"{count} tests need"
+        terminalreporter.write_line(f"{tests} {what}: {missing(machine)}")

@@ -1,4 +1,4 @@
-"""The Python in the documents runs as it stands there."""
+"""The Python examples in the documents run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ assert (back == x).all() and nbytes < x.nbytes
 def test_examples_run(block):
     program = block + (ROUND_TRIP if "register(" in block else "")
     command, environment = [sys.executable, "-c", program], dict(os.environ)
-    if "init_process_group" in block:  # which refuses to work without mpirun
+    if "init_process_group" in block:  # needs mpirun
         launcher = find()
         command, environment = launcher.command(2, command), environment | launcher.environment
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120, check=False)

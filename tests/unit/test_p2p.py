@@ -1,4 +1,4 @@
-"""Messages of a rank to itself, damaged on their way: what their receiver says, and that nothing is left behind."""
+"""Messages of a rank to itself, corrupted in transit: the receiver's error, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def exchange(comm: Communicator, count: int) -> np.ndarray:
     return received
 
 
-class Damaging:
-    """A transport on which one message arrives changed."""
+class Corrupting:
+    """A transport that corrupts one message."""
 
     def __init__(self, transport, number: int, at: int) -> None:
         self._transport, self._left, self._at = transport, number, at
@@ -49,44 +49,44 @@ class Damaging:
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("at", "error"),
     [
         (0, f"{WHERE}, chunk 2: expected the magic bytes 47504346, got 46504346. {DAMAGED}"),
         (60, f"{WHERE}, chunk 2: expected the checksum "),
     ],
 )
-def test_a_damaged_frame_is_named_and_the_rest_of_the_message_taken(comm, at, said):
+def test_a_corrupted_frame_is_an_error_and_the_rest_of_the_message_is_drained(comm, at, error):
     in_use = get_device("host").pool.statistics.in_use
     line = comm._p2p._line
-    whole, line.transport = line.transport, Damaging(line.transport, 2, at)
+    whole, line.transport = line.transport, Corrupting(line.transport, 2, at)
     with pytest.raises(FrameError) as raised:
         exchange(comm, 10_000)
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(error)
     line.transport = whole
     assert (exchange(comm, 10_000) == np.arange(10_000)).all()
     assert get_device("host").pool.statistics.in_use == in_use
 
 
-def test_a_frame_of_another_chunk_is_refused(comm):
+def test_a_frame_of_another_chunk_is_an_error(comm):
     line = comm._p2p._line
-    whole, line.transport = line.transport, Damaging(line.transport, 1, 16)
+    whole, line.transport = line.transport, Corrupting(line.transport, 1, 16)
     with pytest.raises(FrameError, match=r"chunk 1: expected the checksum 0x[0-9a-f]{8}, got 0x[0-9a-f]{8}"):
         exchange(comm, 10_000)
     line.transport = whole
 
 
 @pytest.mark.parametrize("count", [10, 10_000])
-def test_a_damaged_first_part_is_named(comm, monkeypatch, count):
-    def damaging(put):
-        def damage(message, *args):
+def test_a_corrupted_envelope_is_an_error(comm, monkeypatch, count):
+    def corrupting(put):
+        def corrupt(message, *args):
             written = put(message, *args)
             ctypes.c_uint8.from_address(message._first.address + written - 1).value ^= 1
             return written
 
-        return damage
+        return corrupt
 
     for name in ("_put_whole", "_announce"):
-        monkeypatch.setattr(Outgoing, name, damaging(getattr(Outgoing, name)))
+        monkeypatch.setattr(Outgoing, name, corrupting(getattr(Outgoing, name)))
     room = np.zeros(count, np.float32)
     request = comm.Irecv(room, 0, 3)
     comm.Isend(np.ones(count, np.float32), 0, 3)
@@ -99,7 +99,7 @@ def test_a_damaged_first_part_is_named(comm, monkeypatch, count):
     assert not room.any()
 
 
-def test_a_codec_that_only_the_sender_knows_is_named(comm, monkeypatch):
+def test_a_codec_that_only_the_sender_has_is_an_error(comm, monkeypatch):
     class Private(type(get_codec("none"))):
         name, wire_id = "private", 0xF0030000
         spec = "private"
@@ -117,7 +117,7 @@ def test_a_codec_that_only_the_sender_knows_is_named(comm, monkeypatch):
     assert get_device("host").pool.statistics.in_use == in_use
 
 
-def test_mpi_says_itself_what_is_wrong_with_a_rank_or_a_tag(comm):
+def test_an_invalid_rank_or_tag_is_an_error_of_mpi(comm):
     in_use = get_device("host").pool.statistics.in_use
     values = np.ones(10_000, np.float32)
     for wrong in (lambda: comm.Send(values, 5), lambda: comm.Send(values, 0, -7), lambda: comm.Recv(values, 5)):
@@ -126,7 +126,7 @@ def test_mpi_says_itself_what_is_wrong_with_a_rank_or_a_tag(comm):
     assert get_device("host").pool.statistics.in_use == in_use
 
 
-def test_an_announcement_comes_back_as_it_was():
+def test_an_envelope_survives_encoding():
     dtype = dtype_of_name("bfloat16")
     announced = Announcement(dtype, 1 << 40, 1 << 20, (1 << 20) + 48, (1 << 31) - 1, "zfp:rate=8")
     assert Announcement.begins(announced.pack())

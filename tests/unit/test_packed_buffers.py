@@ -1,4 +1,4 @@
-"""Memory that stands for a caller's buffer while a collective works on it."""
+"""Contiguous memory that replaces a strided or unaligned buffer during a collective."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def elements(blocks: Blocks | None) -> np.ndarray:
     return np.frombuffer(data, blocks.buffer.dtype.name)
 
 
-def test_what_needs_no_detour_takes_none(host: Device) -> None:
+def test_contiguous_buffers_are_not_packed(host: Device) -> None:
     packing, blocks = Packing(host), whole(np.arange(5.0))
     assert packing.via(blocks, writable=True) is blocks
     assert not packing.needed
 
 
 @pytest.mark.parametrize("odd", [False, True])
-def test_elements_go_in_and_come_back_and_what_is_between_stays(host: Device, odd: bool) -> None:
+def test_strided_elements_are_packed_and_unpacked_and_gaps_stay_unchanged(host: Device, odd: bool) -> None:
     raw = np.frombuffer(bytearray(8 * 12 + 1), np.float64, 12, 1) if odd else np.zeros(24)[::2]
     raw[:] = np.arange(12)
     packing, stream = Packing(host, wire=True), host.stream()
@@ -47,7 +47,7 @@ def test_elements_go_in_and_come_back_and_what_is_between_stays(host: Device, od
     assert odd or not raw.base[1::2].any()
 
 
-def test_what_the_wire_takes_is_there_when_filled_though_the_stream_is_busy(host: Device) -> None:
+def test_packed_elements_are_complete_before_the_wire_reads_them(host: Device) -> None:
     packing, stream = Packing(host, wire=True), host.stream()
     packed = packing.via(whole(np.arange(20.0)[::2]), writable=False)
     elements(packed)[:] = -1
@@ -58,7 +58,7 @@ def test_what_the_wire_takes_is_there_when_filled_though_the_stream_is_busy(host
     stream.close()
 
 
-def test_memory_goes_back_to_its_pool(host: Device) -> None:
+def test_packed_memory_returns_to_its_pool(host: Device) -> None:
     before = host.pool.statistics.in_use
     packing, stream = Packing(host), host.stream()
     packing.via(whole(np.zeros((50, 50))[:, :7]), writable=True)

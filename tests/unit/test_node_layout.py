@@ -1,4 +1,4 @@
-"""What is chosen where several ranks lie on each node."""
+"""Selection of algorithms with several ranks on each node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpi_gpucomp.schedule.topology import Port, Topology
 
 MESSAGE = 1 << 24
 IN_ORDER = ((0, 1, 2, 3), (4, 5, 6, 7))
-IN_TURN = ((0, 2, 4, 6), (1, 3, 5, 7))
+ROUND_ROBIN = ((0, 2, 4, 6), (1, 3, 5, 7))
 APART = tuple((rank,) for rank in range(8))
 NETWORK = LinkCost(5e-5, 4e-8)
 
@@ -28,42 +28,44 @@ NETWORK = LinkCost(5e-5, 4e-8)
 @pytest.mark.parametrize(
     ("collective", "nodes", "expected"),
     [
-        ("broadcast", IN_ORDER, "chain"),  # which enters each node once
-        ("broadcast", IN_TURN, "two_level"),
+        ("broadcast", IN_ORDER, "chain"),  # enters each node once
+        ("broadcast", ROUND_ROBIN, "two_level"),
         ("allreduce", IN_ORDER, "two_level"),
-        ("allreduce", IN_TURN, "two_level"),
-        ("allgather", IN_TURN, "two_level"),
+        ("allreduce", ROUND_ROBIN, "two_level"),
+        ("allgather", ROUND_ROBIN, "two_level"),
         ("allreduce", APART, "ring"),
         ("allreduce", (tuple(range(8)),), "ring"),
-        ("alltoall", IN_TURN, "pairwise"),
+        ("alltoall", ROUND_ROBIN, "pairwise"),
     ],
 )
-def test_two_levels_where_they_help(collective: str, nodes: tuple[tuple[int, ...], ...], expected: str):
+def test_two_level_algorithms_where_they_help(collective: str, nodes: tuple[tuple[int, ...], ...], expected: str):
     assert default_algorithm(collective, MESSAGE, nodes) == expected
 
 
-def test_a_message_whose_length_is_not_known_gets_the_first():
-    assert default_algorithm("allreduce", 0, IN_TURN) == "ring"
+def test_a_message_of_unknown_length_gets_the_first_algorithm():
+    assert default_algorithm("allreduce", 0, ROUND_ROBIN) == "ring"
 
 
 @pytest.mark.parametrize(("within", "expected"), [(ASSUMED_WITHIN, "two_level"), (NETWORK, "chain")])
-def test_what_was_measured_decides(within: LinkCost, expected: str):
-    placed = NodeLayout(IN_TURN, within, LinkCost(5e-5, 4e-8) if within is ASSUMED_WITHIN else LinkCost(5e-6, 1e-9))
+def test_measurements_decide(within: LinkCost, expected: str):
+    placed = NodeLayout(ROUND_ROBIN, within, LinkCost(5e-5, 4e-8) if within is ASSUMED_WITHIN else LinkCost(5e-6, 1e-9))
     figures = Figures(NETWORK, ((MESSAGE, 1e9),), placed=placed)
     figures = calibrated("broadcast", 8, figures, (0, 0.0), (MESSAGE, 1.0))
     assert select("broadcast", MESSAGE, 8, figures).algorithm == expected
 
 
-def test_it_is_the_simulation_of_the_tools():
-    placed, plain = NodeLayout(IN_TURN, ASSUMED_WITHIN, NETWORK), CodecCost(1e-10, 1e-10)
+def test_the_simulator_agrees():
+    placed, plain = NodeLayout(ROUND_ROBIN, ASSUMED_WITHIN, NETWORK), CodecCost(1e-10, 1e-10)
     ports = tuple(
         Port(f"{number} {way}", frozenset(node), way, NETWORK.per_byte, "between")
-        for number, node in enumerate(IN_TURN)
+        for number, node in enumerate(ROUND_ROBIN)
         for way in ("out", "in")
     )
     links = {"memory": ASSUMED_WITHIN, "network": NETWORK}
-    topology = Topology("t", IN_TURN, links, "memory", "network", ports=ports, codecs={"none": plain}, per_chunk=1e-4)
-    algorithm = build("allreduce", "two_level", 8, 0, IN_TURN)
+    topology = Topology(
+        "t", ROUND_ROBIN, links, "memory", "network", ports=ports, codecs={"none": plain}, per_chunk=1e-4
+    )
+    algorithm = build("allreduce", "two_level", 8, 0, ROUND_ROBIN)
     expected = simulate(algorithm, topology, MESSAGE, DEFAULT_CHUNK).seconds
     assert placed.seconds("allreduce", "two_level", MESSAGE, DEFAULT_CHUNK, plain, None, 1e-4) == expected
     # Lengths between two powers of two are in proportion.

@@ -1,6 +1,6 @@
-"""Buffer arguments mean to us what they mean to mpi4py, which is asked each time.
+"""Buffer arguments are read as mpi4py reads them; every case is compared with mpi4py.
 
-A graph whose one rank is its own neighbour many times lets mpi4py read arguments for many ranks in one process.
+In a graph in which one rank is its own neighbour n times, mpi4py reads arguments for n ranks in one process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def neighbours() -> Iterator[Callable[[int], MPI.Distgraphcomm]]:
 
 
 def read(spec: Any, ranks: int | None, *, writable: bool = False) -> Blocks | None:
-    """Read an argument of a v-variant for so many ranks, or a plain one (None)."""
+    """Read an argument of a v-variant for `ranks` ranks, or one of equal blocks (None)."""
     if ranks is None:
         return specs.blocks(spec, writable=writable, **WHERE)
     return specs.vector(spec, ranks, writable=writable, **WHERE)
@@ -63,14 +63,14 @@ def numbered(dtype: Any = np.float64, nbytes: int = 240) -> np.ndarray:
 
 
 def spans(blocks: Blocks, memory: np.ndarray) -> list[slice]:
-    """Return where our blocks lie in the memory that they must lie in, in bytes."""
+    """Return the bytes of `memory` that the blocks cover."""
     assert blocks.buffer.address == memory.ctypes.data or not blocks.buffer.count
     size = blocks.buffer.dtype.itemsize
     return [slice(a * size, (a + n) * size) for a, n in zip(blocks.starts, blocks.counts, strict=True)]
 
 
 def copied(form: Form, ours: Callable[..., Blocks | None], ranks: int, dtype: Any) -> bytes:
-    """Return memory in which the blocks that an argument names have been written, from where the same names them."""
+    """Copy the blocks that an argument selects to the same places of empty memory, and return that."""
     memory, into = numbered(dtype), np.zeros_like(numbered(dtype))
     sent, received = ours(form(memory), writable=False), ours(form(into), writable=True)
     assert sent is not None
@@ -81,8 +81,8 @@ def copied(form: Form, ours: Callable[..., Blocks | None], ranks: int, dtype: An
     return into.tobytes()
 
 
-def check_plain(comm: MPI.Distgraphcomm, form: Form, ranks: int) -> None:
-    """Compare with what mpi4py moves where sender and receiver pass the same form."""
+def check_equal_blocks(comm: MPI.Distgraphcomm, form: Form, ranks: int) -> None:
+    """Compare with the elements that mpi4py moves when sender and receiver pass the same argument."""
 
     def ours(spec: Any, writable: bool) -> Blocks | None:
         return specs.blocks(spec, blocks=ranks, writable=writable, **WHERE)
@@ -92,12 +92,12 @@ def check_plain(comm: MPI.Distgraphcomm, form: Form, ranks: int) -> None:
     assert copied(form, ours, ranks, np.float64) == into.tobytes()
     blocks = ours(form(memory), writable=False)
     assert blocks is not None
-    assert len(set(blocks.counts)) == 1  # and so mpi4py's blocks are where ours are, as their sum is
+    assert len(set(blocks.counts)) == 1  # with equal counts, equal memory means equal blocks
     assert [start - blocks.starts[0] for start in blocks.starts] == [k * blocks.counts[0] for k in range(ranks)]
 
 
 def check_vector(comm: MPI.Distgraphcomm, form: Form, ranks: int, dtype: Any = np.float64) -> None:
-    """Compare with what mpi4py sends to each rank, and with where it writes what comes from each."""
+    """Compare with the elements that mpi4py sends to each rank, and with where it writes those it receives."""
     memory, into, got = numbered(dtype), np.zeros_like(numbered(dtype)), np.zeros((ranks, ROOM), np.uint8)
     comm.Neighbor_alltoallv(form(memory), [got, ROOM, MPI.BYTE])
     expected = [row.tobytes().rstrip(b"\0") for row in got]
@@ -137,7 +137,7 @@ PLAIN = {
     "nothing at the end": lambda a: [a, 0, a.size, "d"],
     "the rest of none": lambda a: [a, None, a.size, None],
     "type": lambda a: [a, MPI.DOUBLE],
-    "letter": lambda a: [a, "d"],
+    "character": lambda a: [a, "d"],
     "code": lambda a: (a, 2, "f8"),
     "other type": lambda a: [a, MPI.FLOAT],
     "bytes": lambda a: [a, MPI.BYTE],
@@ -150,12 +150,12 @@ PLAIN = {
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("form", PLAIN.values(), ids=PLAIN.keys())
-def test_plain_arguments_name_the_elements_that_mpi4py_moves(neighbours: Any, form: Any, ranks: int) -> None:
-    check_plain(neighbours(ranks), form, ranks)
+def test_equal_blocks_select_the_elements_that_mpi4py_moves(neighbours: Any, form: Any, ranks: int) -> None:
+    check_equal_blocks(neighbours(ranks), form, ranks)
 
 
 @pytest.mark.parametrize("form", PLAIN.values(), ids=PLAIN.keys())
-def test_plain_arguments_between_two_ranks(form: Any) -> None:
+def test_arguments_between_two_ranks(form: Any) -> None:
     memory, got, status = numbered(), np.zeros(ROOM, np.uint8), MPI.Status()
     MPI.COMM_SELF.Sendrecv(form(memory), 0, 0, [got, MPI.BYTE], 0, 0, status)
     blocks = read(form(memory), None)
@@ -193,12 +193,12 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("form", VECTORS.values(), ids=VECTORS.keys())
-def test_vectors_name_the_elements_that_mpi4py_moves(neighbours: Any, form: Any) -> None:
+def test_vectors_select_the_elements_that_mpi4py_moves(neighbours: Any, form: Any) -> None:
     check_vector(neighbours(3), form, 3)
 
 
 @pytest.mark.parametrize("length", range(8))
-def test_a_vector_of_no_counts_is_shared_out_as_mpi4py_does(neighbours: Any, length: int) -> None:
+def test_a_vector_without_counts_is_divided_as_in_mpi4py(neighbours: Any, length: int) -> None:
     check_vector(neighbours(3), lambda memory: memory[:length], 3, np.int16)
 
 
@@ -225,12 +225,12 @@ def test_any_count_and_displacement(neighbours: Any, data: st.DataObject) -> Non
     start = data.draw(st.integers(0, total))
     count = data.draw(st.integers(0, (total - start) // ranks))
 
-    check_plain(neighbours(ranks), lambda memory: [memory, count, start, code], ranks)
+    check_equal_blocks(neighbours(ranks), lambda memory: [memory, count, start, code], ranks)
 
 
 @settings(max_examples=100)
 @given(st.integers(1, 4), st.integers(0, 30), st.none() | st.integers(-2, 32), st.none() | st.integers(-2, 32))
-def test_what_mpi4py_refuses_we_refuse(
+def test_arguments_that_mpi4py_rejects_are_rejected(
     neighbours: Any, ranks: int, length: int, count: int | None, displacement: int | None
 ) -> None:
     spec = [np.zeros(length), count, displacement, None]
@@ -257,7 +257,7 @@ DATATYPES = {name: datatype for name, datatype in vars(MPI).items() if isinstanc
 
 
 @pytest.mark.parametrize("name", DATATYPES)
-def test_every_datatype_is_what_numpy_calls_it(name: str) -> None:
+def test_every_datatype_has_its_numpy_type(name: str) -> None:
     datatype = DATATYPES[name]
     blocks = specs.blocks([np.zeros(4, np.complex128), 1, datatype], writable=True, **WHERE)
     if datatype == MPI.DATATYPE_NULL or name in (*PAIRS, *WIDE, "PACKED"):
@@ -268,7 +268,7 @@ def test_every_datatype_is_what_numpy_calls_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(MPI._typedict))
-def test_every_code_is_the_datatype_that_mpi4py_takes_it_for(code: str) -> None:
+def test_every_type_code_has_the_datatype_of_mpi4py(code: str) -> None:
     values = np.zeros(8, np.complex128)
     by_code = specs.blocks([values, 1, code], writable=True, **WHERE)
     by_type = specs.blocks([values, 1, MPI.Datatype.fromcode(code)], writable=True, **WHERE)
@@ -292,7 +292,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("make, name, count", DATA.values(), ids=DATA.keys())
-def test_data_of_every_kind(make: Any, name: str, count: int) -> None:
+def test_every_kind_of_buffer_object(make: Any, name: str, count: int) -> None:
     data = make()
     whole = specs.blocks(data, writable=True, **WHERE)
     assert whole is not None
@@ -329,7 +329,7 @@ def test_read_only_memory_may_be_sent() -> None:
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
-def test_a_rank_that_has_nothing_may_say_so_as_in_mpi4py(neighbours: Any, ranks: int | None) -> None:
+def test_a_rank_without_elements_may_pass_what_mpi4py_allows(neighbours: Any, ranks: int | None) -> None:
     for spec in ([None, "d"], [None, 0, MPI.DOUBLE], (None, None, None, "f8")):
         blocks = read(spec, ranks, writable=True)
         assert blocks is not None
@@ -337,7 +337,7 @@ def test_a_rank_that_has_nothing_may_say_so_as_in_mpi4py(neighbours: Any, ranks:
         neighbours(2).Neighbor_alltoallv(spec, spec)
 
 
-def test_the_gpu_and_its_stream_are_kept(gpu: Device) -> None:
+def test_a_gpu_buffer_keeps_its_device_and_stream(gpu: Device) -> None:
     cupy = pytest.importorskip("cupy")
     values = cupy.zeros(6, cupy.float64)
     plain = specs.blocks(values, writable=True, **WHERE)
@@ -362,7 +362,7 @@ LEFT = {
     "structured": lambda: [np.zeros(3, "f4,i4"), MPI.BYTE],
     "structured in Fortran's order": lambda: [np.zeros((3, 2), "f4,i4").T, MPI.BYTE],
     "of the other byte order": lambda: [np.zeros(3, ">f4"), "f"],
-    "letters": lambda: np.zeros(3, "S1"),
+    "characters": lambda: np.zeros(3, "S1"),
     "times": lambda: [np.zeros(3, "M8[s]"), "M"],
     "masked": lambda: np.ma.masked_array([1.0, 2.0]),
     "at an odd address": lambda: [memoryview(bytearray(9))[1:], MPI.FLOAT],
@@ -371,7 +371,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("make", LEFT.values(), ids=LEFT.keys())
-def test_what_is_left_to_mpi4py_mpi4py_takes(make: Any) -> None:
+def test_buffers_that_are_passed_through_are_valid_for_mpi4py(make: Any) -> None:
     spec = make()
     for writable in (False, True):
         assert specs.blocks(spec, writable=writable, **WHERE) is None
@@ -381,18 +381,18 @@ def test_what_is_left_to_mpi4py_mpi4py_takes(make: Any) -> None:
         spec[-1].Free()
 
 
-def test_an_array_at_an_odd_address_is_not_for_kernels() -> None:
-    """mpi4py takes it too, once the datatype is named (above); it does not know what numpy then calls the type."""
+def test_an_unaligned_array_is_passed_through() -> None:
+    """mpi4py accepts it only with a datatype, as above: numpy's type code for unaligned memory is unknown to it."""
     assert specs.blocks(np.frombuffer(bytearray(9), np.float32, 2, 1), writable=True, **WHERE) is None
 
 
-def test_blocks_of_no_elements_lie_within_the_buffer() -> None:
+def test_empty_blocks_are_within_the_buffer() -> None:
     blocks = specs.vector([np.zeros(8), [2, 0, 0], [3, 999, -5], "d"], 3, writable=True, **WHERE)
     assert blocks is not None
     assert [blocks.buffer.slice(*block).count for block in zip(blocks.starts, blocks.counts, strict=True)] == [2, 0, 0]
 
 
-def test_in_place_is_no_buffer() -> None:
+def test_in_place_is_not_a_buffer() -> None:
     assert specs.blocks(MPI.IN_PLACE, writable=True, **WHERE) is None
     assert specs.vector(MPI.IN_PLACE, 2, writable=True, **WHERE) is None
 
@@ -474,7 +474,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("spec, ranks, text", WRONG)
-def test_what_is_wrong_is_said_and_mpi4py_refuses_it_too(
+def test_a_wrong_argument_is_an_error_here_and_in_mpi4py(
     neighbours: Any, spec: Any, ranks: int | None, text: str
 ) -> None:
     with pytest.raises(BufferSpecError) as caught:
@@ -507,7 +507,7 @@ VECTOR_REMEDY = "Pass a longer buffer, or counts and displacements in elements o
         ),
     ],
 )
-def test_vectors_past_the_end_are_refused_before_anything_moves(spec: Any, text: str) -> None:
+def test_vectors_past_the_end_are_errors_before_data_moves(spec: Any, text: str) -> None:
     with pytest.raises(BufferSpecError) as caught:
         read(spec, 2, writable=True)
     assert str(caught.value) == f"rank 3: Allgather, received: expected {text}"
@@ -542,7 +542,7 @@ def test_vectors_past_the_end_are_refused_before_anything_moves(spec: Any, text:
         ),
     ],
 )
-def test_counts_past_the_end_are_refused_before_anything_moves(spec: Any, blocks: int, text: str) -> None:
+def test_counts_past_the_end_are_errors_before_data_moves(spec: Any, blocks: int, text: str) -> None:
     with pytest.raises(BufferSpecError) as caught:
         specs.blocks(spec, blocks=blocks, writable=True, **WHERE)
     assert str(caught.value) == f"rank 3: Allgather, received: expected {text}"
