@@ -100,7 +100,7 @@ def chain_seconds(nbytes: int, chunk: int, ranks: int, link: LinkCost, codec: Co
 
 
 def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False) -> int:
-    """Return the chunk size that a communicator uses unless told otherwise.
+    """Return the chunk size that a communicator uses by default.
 
     `coded` is True with a codec, `shared` if all ranks are on one node.
     """

@@ -94,7 +94,7 @@ class Topology:
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
     """By codec spec; `none` is the cost of copying or reducing raw elements."""
     processors: tuple[ProcessorModel, ...] = ()
-    """If empty, every rank has cores of its own."""
+    """If empty, every rank has private cores."""
     per_chunk: float = 0.0
     """CPU seconds per chunk received or sent."""
     source: str = ""
@@ -360,7 +360,9 @@ def _read_message_cost(part: Document) -> MessageCost:
 
 
 TACCL = "https://github.com/microsoft/taccl, taccl/examples/topo"
-DGX_A100 = "NVIDIA DGX A100 data sheet: NVLink 600 GB/s per GPU both ways together, 8 x 200 Gbit/s; latencies of dgx2"
+DGX_A100 = (
+    "NVIDIA DGX A100 data sheet: NVLink 600 GB/s per GPU (sum of both directions), 8 x 200 Gbit/s; latencies of dgx2"
+)
 
 ONE, TWO = "NVLink", "two NVLinks"
 CUBE_MESH = ("-2112---", "2-12-1--", "11-2--2-", "122----1", "2----211", "-1--2-12", "--2-11-2", "---1122-")

@@ -124,7 +124,7 @@ def test_an_exchange_needs_one_chunk_in_flight():
 
 
 def double(first: str, second: str) -> Algorithm:
-    """Return an exchange of two one-chunk messages each way; the arguments give the order of sends and receives."""
+    """Return an exchange of two chunks in each direction, with the given orders of sends (s) and receives (r)."""
     steps = {
         0: {"s": [Step("s", i(2)), Step("s", i(3))], "r": [Step("r", None, s(0)), Step("r", None, s(1))]},
         1: {"s": [Step("s", i(0)), Step("s", i(1))], "r": [Step("r", None, s(0)), Step("r", None, s(1))]},

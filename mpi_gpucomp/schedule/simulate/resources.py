@@ -94,7 +94,7 @@ class WorkQueue:
     """The work of a rank, done in order."""
 
     def __init__(self, events: EventQueue, rank: int, records: list[Record], cores: Cores | None) -> None:
-        """Use shared cores, or one of its own."""
+        """Use shared cores, or a private one."""
         self._events, self._rank, self._records, self._cores = events, rank, records, cores
         self._queue: deque[Work] = deque()
         self._last = -1

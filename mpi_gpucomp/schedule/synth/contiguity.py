@@ -15,7 +15,7 @@ from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.errors import ScheduleError
-from mpi_gpucomp.schedule.synth.milp import Model
+from mpi_gpucomp.schedule.synth.milp import MICRO, Model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_HOPS", "MAX_JOINED", "TimedHop", "join_messages", "order_hops"]
 
-MICRO = 1e6
 MAX_JOINED = 6
 """Chunks in a message."""
 MAX_HOPS = 120
@@ -49,15 +48,15 @@ def order_hops(routing: Routing) -> list[TimedHop]:
             out_links[hop.chunk, hop.sender].append(hop)
     free: defaultdict[str, float] = defaultdict(float)
     sources = (hop for number, chunk in enumerate(problem.chunks) for hop in out_links[number, chunk.source])
-    line = [(_priority(problem, hop, 0.0, remaining), hop, 0.0) for hop in sources]
-    heapify(line)
+    queue = [(_priority(problem, hop, 0.0, remaining), hop, 0.0) for hop in sources]
+    heapify(queue)
     done: list[TimedHop] = []
-    while line:
-        known, hop, ready = heappop(line)
+    while queue:
+        known, hop, ready = heappop(queue)
         start = max(ready, _free(problem, hop, free))
         if start > known[0]:
             # Its resources have been taken meanwhile: queue it again. Nothing ever becomes free earlier.
-            heappush(line, (_priority(problem, hop, start, remaining), hop, ready))
+            heappush(queue, (_priority(problem, hop, start, remaining), hop, ready))
             continue
         for name, seconds in problem.loads(hop.sender, hop.receiver, hop.form):
             if not name.startswith(("stream", "processor")):
@@ -65,7 +64,7 @@ def order_hops(routing: Routing) -> list[TimedHop]:
         end = start + problem.latency(hop.sender, hop.receiver, hop.form)
         done.append(TimedHop(hop, start, end))
         for other in out_links[hop.chunk, hop.receiver]:
-            heappush(line, (_priority(problem, other, end, remaining), other, end))
+            heappush(queue, (_priority(problem, other, end, remaining), other, end))
     return sorted(done, key=lambda one: (one.start, one.end, one.hop))
 
 
@@ -127,10 +126,10 @@ class _JoiningProgram:
         self._latest = 2 * max(one.end for one in timed) * MICRO + 1.0
         self._end = self.model.real("end", cost=1.0)
         self._leaves = [self.model.real(f"leave_{_name(problem, one.hop)}") for one in timed]
-        self._together = {pair: self.model.binary(f"join_{_name(problem, timed[pair[0]].hop)}") for pair in neighbours}
+        self._joins = {pair: self.model.binary(f"join_{_name(problem, timed[pair[0]].hop)}") for pair in neighbours}
         self._first: dict[tuple[int, int], int] = {}
-        self._add_ways()
-        self._add_together()
+        self._add_paths()
+        self._add_joins()
         self._add_links()
 
     def _takes(self, number: int) -> float:
@@ -142,7 +141,7 @@ class _JoiningProgram:
         assert link is not None
         return (link.latency + self._problem.topology.per_chunk) * MICRO
 
-    def _add_ways(self) -> None:
+    def _add_paths(self) -> None:
         came = {(one.hop.chunk, one.hop.receiver): number for number, one in enumerate(self._timed)}
         for number, one in enumerate(self._timed):
             before = came.get((one.hop.chunk, one.hop.sender))
@@ -150,24 +149,24 @@ class _JoiningProgram:
             if before is not None:
                 # A chunk leaves after it has arrived.
                 terms = [(self._leaves[before], 1.0), (self._leaves[number], -1.0)]
-                self.model.at_most(f"way_{name}", terms, -self._takes(before))
+                self.model.at_most(f"path_{name}", terms, -self._takes(before))
             # The end is when the last chunk has arrived.
             self.model.at_most(f"end_{name}", [(self._leaves[number], 1.0), (self._end, -1.0)], -self._takes(number))
 
-    def _add_together(self) -> None:
-        for (one, other), chosen in self._together.items():
+    def _add_joins(self) -> None:
+        for (one, other), chosen in self._joins.items():
             name = _name(self._problem, self._timed[one].hop)
             separate = self._takes(one) - self._alpha(one)
             # Of two joined chunks the second leaves, without a latency, when the first has left.
             terms = [(self._leaves[other], 1.0), (self._leaves[one], -1.0), (chosen, self._latest)]
             self.model.at_most(f"joined_{name}", terms, self._latest + separate)
-        for (one, other), chosen in self._together.items():
+        for (one, other), chosen in self._joins.items():
             chain, last = [(chosen, 1.0)], other
             while len(chain) < MAX_JOINED:
-                following = next((pair for pair in self._together if pair[0] == last), None)
+                following = next((pair for pair in self._joins if pair[0] == last), None)
                 if following is None:
                     break
-                chain.append((self._together[following], 1.0))
+                chain.append((self._joins[following], 1.0))
                 last = following[1]
             if len(chain) == MAX_JOINED:
                 # A message has at most MAX_JOINED chunks.
@@ -204,7 +203,7 @@ class _JoiningProgram:
 
     def _add_sequence(self, early: int, late: int) -> None:
         terms = [(self._leaves[early], 1.0), (self._leaves[late], -1.0)]
-        chosen = self._together.get((early, late))
+        chosen = self._joins.get((early, late))
         if chosen is not None:
             terms.append((chosen, -self._alpha(early)))
         # The link is free when the message has arrived, or its bytes have left and the next is joined to it.
@@ -220,7 +219,7 @@ class _JoiningProgram:
 
     def messages(self, values: Sequence[float]) -> list[list[TimedHop]]:
         """Return the messages of a solution."""
-        follows = {one: other for (one, other), chosen in self._together.items() if values[chosen] > 0.5}
+        follows = {one: other for (one, other), chosen in self._joins.items() if values[chosen] > 0.5}
         timed = []
         for number, one in enumerate(self._timed):
             start = values[self._leaves[number]] / MICRO

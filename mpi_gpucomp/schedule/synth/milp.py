@@ -9,8 +9,10 @@ from mpi_gpucomp.errors import DeviceError, ScheduleError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Model", "Outcome"]
+__all__ = ["MICRO", "Model", "Outcome"]
 
+MICRO = 1e6
+"""Programs are in microseconds, for numerical range."""
 GAP = 1e-3
 """The relative gap at which a solution counts as optimal."""
 

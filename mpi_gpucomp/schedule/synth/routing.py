@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import ScheduleError
-from mpi_gpucomp.schedule.synth.milp import Model
+from mpi_gpucomp.schedule.synth.milp import MICRO, Model
 from mpi_gpucomp.schedule.synth.problem import (
     ENCODED,
     RAW,
@@ -61,9 +61,9 @@ class _GreedyTrees:
         """Start with the sources."""
         self._problem = problem
         self._loads: defaultdict[str, float] = defaultdict(float)
-        self._onward: defaultdict[int, list[int]] = defaultdict(list)
+        self._out_links: defaultdict[int, list[int]] = defaultdict(list)
         for a, b in problem.links:
-            self._onward[a].append(b)
+            self._out_links[a].append(b)
         self._images: defaultdict[int, list[dict[int, int]]] = defaultdict(list)
         for start, moved in problem.images:
             self._images[start].append({after: before for before, after in enumerate(moved)})
@@ -82,7 +82,7 @@ class _GreedyTrees:
         candidates = (
             (*self._cost(number, a, b, form, arrived[a]), a, b, form)
             for a in arrived
-            for b in self._onward[a]
+            for b in self._out_links[a]
             if b not in arrived and self._problem.allowed(number, a, b)
             for form in self._forms_of(number, a)
         )
@@ -94,17 +94,17 @@ class _GreedyTrees:
         """Add the cheapest path of a chunk to a rank; return the ranks on the path."""
         arrived, before = self._arrived[number], dict[int, tuple[int, int]]()
         cost = {rank: 0.0 for rank in arrived}
-        line = [(0.0, rank) for rank in arrived]
-        while line:
-            spent, a = heappop(line)
+        queue = [(0.0, rank) for rank in arrived]
+        while queue:
+            spent, a = heappop(queue)
             if a == destination:
                 break
-            for b in self._onward[a]:
+            for b in self._out_links[a]:
                 for form in self._forms_of(number, a) if self._problem.allowed(number, a, b) else ():
                     total = spent + sum(self._cost(number, a, b, form, 0.0))
                     if total < cost.get(b, float("inf")):
                         cost[b], before[b] = total, (a, form)
-                        heappush(line, (total, b))
+                        heappush(queue, (total, b))
         path = [destination]
         while path[-1] not in arrived:
             path.append(before[path[-1]][0])
@@ -151,8 +151,6 @@ class _GreedyTrees:
         self.edges[number].append((a, b, form))
 
 
-MICRO = 1e6
-"""The program is in microseconds, for numerical range."""
 TOLERANCE = 1e-6
 """The relative difference of times that count as equal."""
 CONNECTION = 0.5
@@ -390,15 +388,15 @@ def _earliest_arrivals(problem: Problem, source: int) -> dict[int, float]:
     out_links: defaultdict[int, list[int]] = defaultdict(list)
     for a, b in problem.links:
         out_links[a].append(b)
-    found, line = dict[int, float](), [(0.0, source)]
-    while line:
-        spent, a = heappop(line)
+    found, queue = dict[int, float](), [(0.0, source)]
+    while queue:
+        spent, a = heappop(queue)
         if a not in found:
             found[a] = spent
             for b in out_links[a]:
                 if b not in found:
                     fastest = min(problem.latency(a, b, form) for form in range(len(problem.codecs)))
-                    heappush(line, (spent + fastest, b))
+                    heappush(queue, (spent + fastest, b))
     return found
 
 
@@ -427,5 +425,5 @@ def route(problem: Problem, seconds: float, progress: Callable[[float, float], N
 
 def _count_binaries(problem: Problem) -> int:
     """Return the number of binary variables."""
-    edges = (problem.allowed(number, a, b) for number in problem.representatives for a, b in problem.links)
-    return sum(edges) * len(problem.codecs)
+    allowed = (problem.allowed(number, a, b) for number in problem.representatives for a, b in problem.links)
+    return sum(allowed) * len(problem.codecs)
