@@ -1,4 +1,4 @@
-"""The command line: `python -m mpi_gpucomp`."""
+"""The command line as a module: `python -m mpi_gpucomp`."""
 
 import sys
 

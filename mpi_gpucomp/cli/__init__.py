@@ -1,1 +1,1 @@
-"""What `python -m mpi_gpucomp` can do."""
+"""The commands of `gpucomp`, which is also `python -m mpi_gpucomp`."""

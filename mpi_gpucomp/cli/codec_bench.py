@@ -1,19 +1,20 @@
-"""Measures codecs: how small, how fast, how exact."""
+"""Measures codecs on sample data: the values of a `.npy` file, or random ones that resemble a network's weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpi_gpucomp.cli.capabilities import why_not
-from mpi_gpucomp.cli.sample_data import largest_error
-from mpi_gpucomp.device import Buffer
+from mpi_gpucomp import config
+from mpi_gpucomp.device import Buffer, dtype_of_name
+from mpi_gpucomp.device.buffer import numpy_dtype
 from mpi_gpucomp.device.host import HostDevice
-from mpi_gpucomp.errors import BufferSpecError, DecodeError, DeviceError
+from mpi_gpucomp.errors import BufferSpecError, DecodeError, DeviceError, GpucompError, SpecError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,41 +22,165 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from mpi_gpucomp.cli.sample_data import Values
     from mpi_gpucomp.codec.base import Codec
-    from mpi_gpucomp.device import Device, Memory, Stream
+    from mpi_gpucomp.device import Device, DType, Memory, Stream
 
-__all__ = ["Bench", "Measurement"]
+__all__ = ["Bench", "Measurement", "SampleData", "Support", "largest_error", "random_weights", "read_sample", "why_not"]
+
+DEVIATION = 0.02
+GENERATED_BYTES = 4 << 20
+GENERATED = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class SampleData:
+    """A one-dimensional array; bfloat16, which numpy does not have, is stored as uint16."""
+
+    array: NDArray[Any]
+    dtype: DType
+    origin: str
+
+    def __str__(self) -> str:
+        """Return the origin, length and type."""
+        return f"{self.origin}: {self.array.size} x {self.dtype}"
+
+
+def random_weights(name: str | None = None) -> SampleData:
+    """Return normally distributed values of the named type, by default float32; the same in every call."""
+    dtype = dtype_of_name(name or "float32")
+    if dtype is None or dtype.name not in GENERATED:
+        raise SpecError(
+            "option --dtype",
+            expected=f"one of {', '.join(GENERATED)} without a file",
+            got=str(name),
+            remedy="Name a .npy file with values of this type: --measure FILE.",
+        )
+    drawn = np.random.default_rng(0).normal(0, DEVIATION, GENERATED_BYTES // dtype.itemsize)
+    array = _rounded_to_bfloat16(drawn) if dtype.name == "bfloat16" else drawn.astype(dtype.name)
+    return SampleData(array, dtype, f"normal(0, {DEVIATION})")
+
+
+def _rounded_to_bfloat16(drawn: NDArray[np.float64]) -> NDArray[np.uint16]:
+    bits = drawn.astype(np.float32).view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+
+
+def read_sample(path: Path, name: str | None = None) -> SampleData:
+    """Read a `.npy` file of any shape; `name` is the element type if the file does not have it."""
+    array = _load(path)
+    if array.size == 0:
+        raise _unusable(path, "at least one element", f"shape {array.shape}", "Choose a file with values.")
+    array = array.ravel(order="K")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if name is None and array.dtype == np.dtype("V2"):
+        name = "bfloat16"  # numpy writes it as two bytes without a type
+    return SampleData(*_typed(array, name, path), origin=path.name)
+
+
+def _load(path: Path) -> NDArray[Any]:
+    remedy = "Write one with numpy.save; an array of objects cannot be used."
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        got = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _unusable(path, "a .npy file", got.partition("\n")[0].rstrip("."), remedy) from error
+    if isinstance(array, np.ndarray):
+        return array
+    array.close()
+    raise _unusable(path, "a .npy file with one array", "an archive of several", remedy)
+
+
+def _typed(array: NDArray[Any], name: str | None, path: Path) -> tuple[NDArray[Any], DType]:
+    if name is None:
+        try:
+            return array, numpy_dtype(array.dtype)
+        except BufferSpecError as error:
+            remedy = "Convert the array, or name the element type with --dtype."
+            raise _unusable(path, error.expected, error.got, remedy) from error
+    dtype = dtype_of_name(name)
+    if dtype is None or dtype.itemsize != array.dtype.itemsize:
+        size = array.dtype.itemsize
+        remedy = "--dtype reinterprets the elements of the file; it does not convert them."
+        raise _unusable(path, f"a type of {size} bytes, like its {array.dtype}", name, remedy)
+    return array.view("uint16" if name == "bfloat16" else name), dtype
+
+
+def _unusable(path: Path, expected: str, got: str, remedy: str) -> GpucompError:
+    return BufferSpecError(f"file {path}", expected=expected, got=got, remedy=remedy)
+
+
+def largest_error(raw: NDArray[Any], decoded: NDArray[Any], dtype: DType) -> tuple[float, float]:
+    """Return the largest error, absolute and relative to the range of the raw values.
+
+    It is infinite if a value became NaN or infinite, or no longer is.
+    """
+    if raw.tobytes() == decoded.tobytes():
+        return 0.0, 0.0
+    before, after = _widened(raw, dtype), _widened(decoded, dtype)
+    with np.errstate(all="ignore"):
+        same = (before == after) | (np.isnan(before) & np.isnan(after))
+        worst = float(np.nan_to_num(np.where(same, 0, abs(after - before)), nan=np.inf, posinf=np.inf).max())
+        finite = before[np.isfinite(before)]
+        span = float(np.ptp(finite)) if finite.size and before.dtype.kind == "f" else 0.0
+    return worst, worst / span if span else worst and np.inf
+
+
+def _widened(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    if dtype.name == "bfloat16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.complex128 if dtype.kind == "c" else np.float64)
+
+
+SHORT = {"the package cramjam": "needs cramjam", "the package nvidia.nvcomp": "needs nvCOMP"}
+"""Short texts for what an error expected."""
+
+
+class Support(NamedTuple):
+    """Whether a codec runs on a device: `yes` or the reason why not, and a remedy."""
+
+    status: str
+    remedy: str = ""
+
+
+def why_not(error: GpucompError) -> Support:
+    """Return what is missing according to an error, in a few words."""
+    if error.topic in ("host library", f"environment variable {config.HOST_LIBRARY.variable}"):
+        return Support("needs the host library", error.remedy)
+    if error.expected == "a stream of a GPU":
+        return Support("needs a GPU")
+    return Support(SHORT.get(error.expected, f"needs {error.expected}"), error.remedy)
+
 
 POISON = 0xA5
-"""What the place of decoded bytes is filled with, so that a decoder that writes nothing is found out."""
+"""The output of a decoder is filled with it first, so that elements that were not written are detected."""
 
 
 @dataclass
 class Measurement:
-    """What was found about one codec; None where there is nothing to say."""
+    """The results of one codec; None where there is none."""
 
     codec: str
     lossless: bool
     chunks: int
     raw_chunks: int = 0
-    """Chunks that do not shrink, or that the codec cannot hold: they travel as they are."""
+    """Chunks that are sent raw: they do not shrink, or the codec cannot encode them."""
     ratio: float | None = None
-    """Plain bytes for each that travels."""
+    """Raw bytes per byte sent."""
     encode_speed: float | None = None
-    """Plain bytes per second."""
+    """Raw bytes per second."""
     decode_speed: float | None = None
     largest_error: float | None = None
     largest_relative_error: float | None = None
-    """The error as a share of its chunk's range."""
+    """The error relative to the range of its chunk."""
     wrong: str = ""
-    """Why the codec is broken."""
+    """The defect of the codec, if one was found."""
     unavailable: str = ""
-    """Why it could not be measured."""
+    """The reason why it could not be measured."""
 
 
-class _Turn(NamedTuple):
-    """One chunk there and back: the encoded size, None where it must travel raw, and the seconds of each way."""
+class _RoundTrip(NamedTuple):
+    """One chunk encoded and decoded: its encoded size, None if it must be sent raw, and the seconds of each."""
 
     size: int | None
     encode: float
@@ -63,41 +188,41 @@ class _Turn(NamedTuple):
 
 
 class Bench:
-    """Values on a device, cut into chunks that go through codecs one after the other."""
+    """Sample data on a device, in chunks, to encode and decode with codecs."""
 
-    def __init__(self, values: Values, device: Device, chunk_bytes: int, *, threads: bool = False) -> None:
-        """Bring the values to the device; on the host `threads` shares the work among cores."""
+    def __init__(self, values: SampleData, device: Device, chunk_bytes: int, *, threads: bool = False) -> None:
+        """Copy the values to the device; `threads` uses all cores of the host."""
         self._values, self._device = values, device
         self._stream = _stream(device, threads)
-        self._plain = device.alloc(values.array.nbytes)
-        self._stream.copy(self._plain.address, values.array.ctypes.data, values.array.nbytes)
-        self._chunks = self._cut(max(1, chunk_bytes // values.dtype.itemsize))
+        self._raw = device.alloc(values.array.nbytes)
+        self._stream.copy(self._raw.address, values.array.ctypes.data, values.array.nbytes)
+        self._chunks = self._split(max(1, chunk_bytes // values.dtype.itemsize))
         self._decoded = device.alloc(self._chunks[0].nbytes)
 
-    def _cut(self, count: int) -> list[Buffer]:
+    def _split(self, count: int) -> list[Buffer]:
         total = self._values.array.size
-        whole = Buffer(self._plain.address, self._values.dtype, (total,), device=self._device.name, owner=self._plain)
+        whole = Buffer(self._raw.address, self._values.dtype, (total,), device=self._device.name, owner=self._raw)
         return [whole.slice(start, min(count, total - start)) for start in range(0, total, count)]
 
     @property
     def chunks(self) -> int:
-        """How many chunks the values make."""
+        """Return the number of chunks."""
         return len(self._chunks)
 
     def __enter__(self) -> Self:
-        """Use it for the length of a `with`."""
+        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the stream and give the memory back."""
+        """Close the stream and free the memory."""
         self._stream.close()
-        self._plain.release()
+        self._raw.release()
         self._decoded.release()
 
     def measure(self, codec: Codec, seconds: float) -> Measurement:
-        """Check the codec with every chunk, then time it for about so many seconds, and at least once."""
+        """Check the codec on every chunk, then time it for about this many seconds, at least once."""
         found = Measurement(codec.spec, codec.lossless, self.chunks)
         try:
             codec.check_dtype(self._values.dtype)
@@ -107,55 +232,55 @@ class Bench:
         except (BufferSpecError, DeviceError) as error:
             found.unavailable = ". ".join(filter(None, why_not(error)))
         except DecodeError as error:
-            found.wrong = f"does not decode its own bytes: {error.got}"
+            found.wrong = f"cannot decode its own output: {error.got}"
         return found
 
     def _check(self, codec: Codec, room: Memory, found: Measurement) -> None:
         errors = [(0.0, 0.0)]
-        travelling = 0
+        sent = 0
         for chunk in self._chunks:
             self._stream.fill(self._decoded.address, POISON, chunk.nbytes)
-            size = self._turn(codec, room, chunk).size
+            size = self._round_trip(codec, room, chunk).size
             raw = size is None or size >= chunk.nbytes
             found.raw_chunks += raw
-            travelling += chunk.nbytes if size is None or raw else size
+            sent += chunk.nbytes if size is None or raw else size
             if size is not None:
-                plain, decoded = self._before_and_after(chunk)
-                errors.append(largest_error(plain, decoded, chunk.dtype))
-                if codec.lossless and plain.tobytes() != decoded.tobytes():
-                    found.wrong = "does not give back every bit"
-        found.ratio = self._plain.nbytes / travelling
+                raw_values, decoded = self._raw_and_decoded(chunk)
+                errors.append(largest_error(raw_values, decoded, chunk.dtype))
+                if codec.lossless and raw_values.tobytes() != decoded.tobytes():
+                    found.wrong = "is not lossless"
+        found.ratio = self._raw.nbytes / sent
         found.largest_error, found.largest_relative_error = map(max, zip(*errors, strict=True))
 
-    def _before_and_after(self, chunk: Buffer) -> tuple[NDArray[Any], NDArray[Any]]:
-        start = (chunk.address - self._plain.address) // chunk.dtype.itemsize
-        plain = self._values.array[start : start + chunk.count]
-        decoded = np.empty_like(plain)
+    def _raw_and_decoded(self, chunk: Buffer) -> tuple[NDArray[Any], NDArray[Any]]:
+        start = (chunk.address - self._raw.address) // chunk.dtype.itemsize
+        raw = self._values.array[start : start + chunk.count]
+        decoded = np.empty_like(raw)
         self._stream.copy(decoded.ctypes.data, self._decoded.address, decoded.nbytes)
         self._stream.synchronize()
-        return plain, decoded
+        return raw, decoded
 
     def _time(self, codec: Codec, room: Memory, found: Measurement, seconds: float) -> None:
         passes: list[tuple[float, float]] = []
         decoded = 0
         end = perf_counter() + seconds
         while not passes or perf_counter() < end:
-            turns = [self._turn(codec, room, chunk) for chunk in self._chunks]
-            passes.append((sum(turn.encode for turn in turns), sum(turn.decode for turn in turns)))
-            kept = zip(turns, self._chunks, strict=True)
-            decoded = sum(chunk.nbytes for turn, chunk in kept if turn.size is not None)
+            trips = [self._round_trip(codec, room, chunk) for chunk in self._chunks]
+            passes.append((sum(trip.encode for trip in trips), sum(trip.decode for trip in trips)))
+            kept = zip(trips, self._chunks, strict=True)
+            decoded = sum(chunk.nbytes for trip, chunk in kept if trip.size is not None)
         encoding, decoding = map(median, zip(*passes, strict=True))
-        found.encode_speed = self._plain.nbytes / encoding
+        found.encode_speed = self._raw.nbytes / encoding
         found.decode_speed = decoded / decoding if decoded else None
 
-    def _turn(self, codec: Codec, room: Memory, chunk: Buffer) -> _Turn:
+    def _round_trip(self, codec: Codec, room: Memory, chunk: Buffer) -> _RoundTrip:
         to = Buffer(self._decoded.address, chunk.dtype, chunk.shape, device=chunk.device, owner=self._decoded)
         start = perf_counter()
         size = codec.encode(chunk, room, self._stream).result()
         middle = perf_counter()
         if size is not None:
             codec.decode(room, size, to, self._stream).result()
-        return _Turn(size, middle - start, perf_counter() - middle)
+        return _RoundTrip(size, middle - start, perf_counter() - middle)
 
 
 def _stream(device: Device, threads: bool) -> Stream:

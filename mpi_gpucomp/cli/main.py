@@ -1,8 +1,7 @@
-"""Reads the command line and calls the command; what went wrong is one line and an exit code.
+"""The command line, `gpucomp` or `python -m mpi_gpucomp`: parses the arguments and runs a command.
 
-0: all is well. 1: a check failed. 2: the command, a file or a device cannot be used as asked. 130: interrupted.
-
-A new command is a module with `add(commands)`, which makes its parser and sets `run`, and its place in COMMANDS.
+Exit codes: 0 for success, 1 if a check failed, 2 if an argument, a file or a device cannot be used, 130 if interrupted.
+An error is one line on standard error.
 """
 
 from __future__ import annotations
@@ -10,53 +9,65 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.cli import algorithms, codecs, monitor, profile, simulate, synthesize
+from mpi_gpucomp import __version__
+from mpi_gpucomp.cli import algorithms, codecs, doctor, monitor, profile, simulate, synthesize
 from mpi_gpucomp.errors import GpucompError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
-    codecs.add,
-    algorithms.add,
-    profile.add,
-    synthesize.add,
-    simulate.add,
-    simulate.explain_add,
-    monitor.add,
-    monitor.report_add,
-    monitor.trace_add,
-    monitor.blame_add,
+    doctor.COMMAND,
+    codecs.COMMAND,
+    algorithms.COMMAND,
+    profile.COMMAND,
+    synthesize.COMMAND,
+    simulate.COMMAND,
+    *monitor.COMMANDS,
 )
+CONSOLE, MODULE = "gpucomp", "python -m mpi_gpucomp"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` (the program's own arguments where it is None) names, and return its exit code."""
-    args = _parser().parse_args(argv)
+    """Run the command in `argv`, by default the program's arguments, and return the exit code."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
     try:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
     except GpucompError as error:
-        print(f"{_parser().prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has seen enough; without this the interpreter would complain once more when it flushes at its end.
+        # The reader has closed the pipe. The interpreter flushes once more at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mpi_gpucomp", description="GPU-aware MPI with compressed collectives."
-    )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands, under the name that the program was started by."""
+    prog = CONSOLE if Path(sys.argv[0]).name == CONSOLE else MODULE
+    parser = argparse.ArgumentParser(prog=prog, description="GPU-aware MPI with compressed collectives.")
+    parser.add_argument("--version", action="version", version=f"mpi_gpucomp {__version__}")
+    parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        launcher = f"mpirun -n {command.mpirun} " if command.mpirun else ""
+        sub = parsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=textwrap.fill(f"{command.summary[0].upper()}{command.summary[1:]}."),
+            epilog=f"example:\n  {launcher}{prog} {command.name} {command.example}".rstrip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the example on one line
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run, parser=sub)
     return parser

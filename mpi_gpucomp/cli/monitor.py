@@ -1,4 +1,4 @@
-"""The command `monitor`: shows what the ranks of a job do, live in a terminal or once; serves it; writes rows."""
+"""The commands about running and finished jobs: `monitor`, `report`, `trace` and `blame`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpi_gpucomp.cli.options import Command, add_options
 from mpi_gpucomp.cli.output import table
-from mpi_gpucomp.monitor import exporters as prometheus
+from mpi_gpucomp.monitor import exporters
 from mpi_gpucomp.monitor.blame import blame, read
 from mpi_gpucomp.monitor.chrome_trace import trace
 from mpi_gpucomp.monitor.exporters import CsvFile, rows
@@ -18,29 +19,12 @@ from mpi_gpucomp.monitor.page import page
 from mpi_gpucomp.monitor.reader import is_alive, newest, rates
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
     from mpi_gpucomp.monitor.trace_buffer import LinkState, TraceBuffer
 
-__all__ = [
-    "BOLD",
-    "CLEAR",
-    "DIM",
-    "GREEN",
-    "RED",
-    "RESET",
-    "YELLOW",
-    "Look",
-    "add",
-    "blame_add",
-    "report_add",
-    "screen",
-    "trace_add",
-]
-
-
-# What ranks and links do now, as lines of text for a terminal of some width.
+__all__ = ["COMMANDS", "Terminal", "screen"]
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 CLEAR = "\x1b[H\x1b[J"
@@ -51,20 +35,20 @@ SECONDS = 1.0
 ALARMS = 8
 
 
-class Look:
-    """Colours where they are wanted, and bars of blocks or of plain signs."""
+class Terminal:
+    """What a terminal can show: colours or none, Unicode or ASCII."""
 
     def __init__(self, *, colours: bool, unicode: bool) -> None:
-        """Say what the terminal can show."""
+        """Use colours and Unicode only where they are available."""
         self._colours, self._full, self._empty = colours, "█" if unicode else "#", "░" if unicode else "."
         self.to = "→" if unicode else "->"
 
     def paint(self, text: str, colour: str) -> str:
-        """Colour a text."""
+        """Return the text in a colour."""
         return f"{colour}{text}{RESET}" if self._colours else text
 
     def bar(self, share: float) -> str:
-        """Draw how full something is."""
+        """Return a bar that is filled to this share."""
         full = round(BAR * max(0.0, min(1.0, share)))
         return self._full * full + self._empty * (BAR - full)
 
@@ -80,24 +64,24 @@ def _size(value: float) -> str:
     return f"{value:.0f} B" if value else "-"
 
 
-def _state(box: TraceBuffer) -> str:
-    state = box.state
+def _state(buffer: TraceBuffer) -> str:
+    state = buffer.state
     if state.closed:
         return "ended"
-    if not is_alive(box):
+    if not is_alive(buffer):
         return f"silent {time.time() - state.wall / 1e9:.0f} s"
     return "in a call" if state.begun > state.ended else "idle"
 
 
-def _rank(box: TraceBuffer) -> list[str]:
-    head, state, now = box.head, box.state, rates(box, SECONDS)
-    alarms = box.alarms
-    shown = [_rate(value) if is_alive(box) else "-" for value in now[:4]]
+def _rank(buffer: TraceBuffer) -> list[str]:
+    head, state, now = buffer.head, buffer.state, rates(buffer, SECONDS)
+    alarms = buffer.alarms
+    shown = [_rate(value) if is_alive(buffer) else "-" for value in now[:4]]
     ratio = f"{state.plain / state.encoded:.2f}" if state.encoded else "-"
     return [
         str(head.rank),
         head.host,
-        _state(box),
+        _state(buffer),
         f"{state.ended}/{state.begun}",
         *shown,
         ratio,
@@ -105,55 +89,60 @@ def _rank(box: TraceBuffer) -> list[str]:
     ]
 
 
-def _link(box: TraceBuffer, link: LinkState, look: Look) -> list[str]:
-    alive = is_alive(box)
+def _link(buffer: TraceBuffer, link: LinkState, terminal: Terminal) -> list[str]:
+    alive = is_alive(buffer)
     share = link.speed / link.mean if link.mean else 0.0
     state = "slow" if link.slow else "" if alive else "ended"
     return [
-        *(f"{box.head.rank} {look.to} {link.peer}", str(link.rail), f"{_rate(link.speed)}/s", look.bar(share)),
+        *(
+            f"{buffer.head.rank} {terminal.to} {link.peer}",
+            str(link.rail),
+            f"{_rate(link.speed)}/s",
+            terminal.bar(share),
+        ),
         *(f"{_rate(link.mean)}/s", str(link.in_flight), _size(link.waiting), _size(link.nbytes), state),
     ]
 
 
-def _painted(text: str, look: Look) -> list[str]:
+def _colour_states(text: str, terminal: Terminal) -> list[str]:
     lines = text.splitlines()
     colours = {"slow": RED, "silent": RED, "ended": DIM, "in a call": GREEN}
-    found = [look.paint(lines[0], BOLD)]
+    found = [terminal.paint(lines[0], BOLD)]
     for line in lines[1:]:
         colour = next((colour for word, colour in colours.items() if f"  {word}" in line), None)
-        found.append(look.paint(line, colour) if colour else line)
+        found.append(terminal.paint(line, colour) if colour else line)
     return found
 
 
-def screen(boxes: Sequence[TraceBuffer], look: Look, width: int = 120, height: int = 0) -> str:
-    """Show all ranks, links and alarms; lines that do not fit are left out where the height is known."""
-    size, alive = boxes[0].head.size, sum(is_alive(box) for box in boxes)
+def screen(buffers: Sequence[TraceBuffer], terminal: Terminal, width: int = 120, height: int = 0) -> str:
+    """Return the state of all ranks and links and the latest alarms, cut to the width and, if it is given, height."""
+    size, alive = buffers[0].head.size, sum(is_alive(buffer) for buffer in buffers)
     title = f"mpi_gpucomp  {time.strftime('%H:%M:%S')}  {alive} of {size} ranks alive"
-    lines = [look.paint(title, BOLD), ""]
-    lines += _painted(table(RANKS, [_rank(box) for box in boxes], (*RANKS[3:9], "rank")), look)
-    links = [_link(box, link, look) for box in boxes for link in box.links]
+    lines = [terminal.paint(title, BOLD), ""]
+    lines += _colour_states(table(RANKS, [_rank(buffer) for buffer in buffers], (*RANKS[3:9], "rank")), terminal)
+    links = [_link(buffer, link, terminal) for buffer in buffers for link in buffer.links]
     if links:
         right = ("now", "mean", "in flight", "waiting", "sent", "rail")
-        lines += ["", *_painted(table(LINKS, links, right), look)]
-    alarms = sorted({text for box in boxes for text in box.alarms})[-ALARMS:]
-    lines += ["", look.paint("alarms", BOLD), *(look.paint(text, _of_alarm(text)) for text in alarms)]
-    lines += [] if alarms else [look.paint("none", GREEN)]
+        lines += ["", *_colour_states(table(LINKS, links, right), terminal)]
+    alarms = sorted({text for buffer in buffers for text in buffer.alarms})[-ALARMS:]
+    lines += ["", terminal.paint("alarms", BOLD), *(terminal.paint(text, _alarm_colour(text)) for text in alarms)]
+    lines += [] if alarms else [terminal.paint("none", GREEN)]
     if height and len(lines) > height:
         room = max(1, height - ALARMS - 3)
         lines = [
             *lines[:room],
-            look.paint(f"... {len(lines) - height + 1} lines more", DIM),
+            terminal.paint(f"... {len(lines) - height + 1} more lines", DIM),
             *lines[-(height - room - 1) :],
         ]
-    return "\n".join(_cut(line, width) for line in lines)
+    return "\n".join(_truncate(line, width) for line in lines)
 
 
-def _of_alarm(text: str) -> str:
+def _alarm_colour(text: str) -> str:
     return DIM if " over after " in text else YELLOW if " stall: " in text else RED
 
 
-def _cut(line: str, width: int) -> str:
-    """Cut a line that is too long; what colours it takes no room."""
+def _truncate(line: str, width: int) -> str:
+    """Truncate a line to a width, in which escape sequences do not count."""
     if len(line) <= width:
         return line
     shown, at = 0, 0
@@ -165,147 +154,155 @@ def _cut(line: str, width: int) -> str:
     return line[:at] + (RESET if "\x1b" in line else "")
 
 
-SCREEN, BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""A screen of its own with no cursor, and back to what was there."""
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""Switch to the alternate screen without a cursor, and back."""
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    about = "what the ranks of a job do now: bandwidth, chunks in flight, ratio and alarms, per rank and link"
-    parser = commands.add_parser("monitor", help=about, description=f"Shows {about}.")
-    parser.add_argument("directory", type=Path, help="what MPI_GPUCOMP_MONITOR was set to")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between looks (default 1)")
-    parser.add_argument(
-        "--once", action="store_true", help="show it once, as text; so it does where there is no terminal"
-    )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="also add a row for each link and look; rotates")
-    parser.add_argument(
-        "--prometheus", type=Path, metavar="FILE", help="also write a file for Prometheus' node exporter"
-    )
-    parser.add_argument(
-        "--serve", metavar="[ADDRESS:]PORT", help="also answer Prometheus, to this machine unless an address is given"
-    )
-    parser.set_defaults(run=_run)
+def _add_directory(parser: ArgumentParser, variable: str = "MPI_GPUCOMP_MONITOR") -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help=f"the directory in {variable}")
 
 
-def _run(args: argparse.Namespace) -> int:
-    boxes = newest(args.directory)
+def _add_monitor_arguments(parser: ArgumentParser) -> None:
+    _add_directory(parser)
+    option = parser.add_argument
+    option("--every", type=float, default=1.0, metavar="SECONDS", help="interval between updates (default 1)")
+    option("--once", action="store_true", help="print one snapshot as text; the default without a terminal")
+    option("--csv", type=Path, metavar="FILE", help="append a row per link and update to this file, which is rotated")
+    option("--prometheus", type=Path, metavar="FILE", help="write a file for Prometheus' node exporter")
+    option("--serve", metavar="[ADDRESS:]PORT", help="serve metrics to Prometheus, by default on localhost only")
+
+
+def _monitor(args: Namespace) -> int:
+    buffers = newest(args.directory)
     if args.serve:
-        prometheus.serve(args.serve, lambda: newest(args.directory))
+        exporters.serve(args.serve, lambda: newest(args.directory))
     recording = args.csv or args.prometheus or args.serve
     if args.once or not (sys.stdout.isatty() or recording):
-        _record(args, boxes, {})
-        print(screen(boxes, _look(), shutil.get_terminal_size((120, 40)).columns))
+        _record(args, buffers, {})
+        print(screen(buffers, _terminal(), shutil.get_terminal_size((120, 40)).columns))
         return 0
-    _watch(args, boxes)
+    _watch(args, buffers)
     return 0
 
 
-def _look() -> Look:
+def _terminal() -> Terminal:
     encoding = (sys.stdout.encoding or "").lower()
-    return Look(colours=sys.stdout.isatty(), unicode=encoding.startswith("utf"))
+    return Terminal(colours=sys.stdout.isatty(), unicode=encoding.startswith("utf"))
 
 
-def _watch(args: argparse.Namespace, boxes: Sequence[TraceBuffer]) -> None:
-    """Look again and again, until the ranks have ended or somebody presses Ctrl-C."""
-    terminal, since = sys.stdout.isatty(), dict[Path | None, int]()
+def _watch(args: Namespace, buffers: Sequence[TraceBuffer]) -> None:
+    """Update the screen and the files until the ranks have ended or the user interrupts."""
+    interactive, since = sys.stdout.isatty(), dict[Path | None, int]()
     try:
-        if terminal:
-            sys.stdout.write(SCREEN)
+        if interactive:
+            sys.stdout.write(ENTER_SCREEN)
         while True:
-            boxes = newest(args.directory)
-            _record(args, boxes, since)
-            if terminal:
+            buffers = newest(args.directory)
+            _record(args, buffers, since)
+            if interactive:
                 columns, lines = shutil.get_terminal_size()
-                sys.stdout.write(CLEAR + screen(boxes, _look(), columns, lines - 1))
+                sys.stdout.write(CLEAR + screen(buffers, _terminal(), columns, lines - 1))
                 sys.stdout.flush()
-            elif not any(is_alive(box) for box in boxes):
+            elif not any(is_alive(buffer) for buffer in buffers):
                 return
             time.sleep(args.every)
     finally:
-        if terminal:
-            sys.stdout.write(BACK)
+        if interactive:
+            sys.stdout.write(LEAVE_SCREEN)
             sys.stdout.flush()
 
 
-def _record(args: argparse.Namespace, boxes: Sequence[TraceBuffer], since: dict[Path | None, int]) -> None:
+def _record(args: Namespace, buffers: Sequence[TraceBuffer], since: dict[Path | None, int]) -> None:
     if args.csv:
         file = CsvFile(args.csv)
-        for box in boxes:
-            file.add(rows(box, since.get(box.path, 0)))
-            since[box.path] = box.state.clock
+        for buffer in buffers:
+            file.add(rows(buffer, since.get(buffer.path, 0)))
+            since[buffer.path] = buffer.state.clock
     if args.prometheus:
-        prometheus.write(args.prometheus, boxes)
+        exporters.write(args.prometheus, buffers)
 
 
-# The command `blame`: says who is behind a hang, by the flight records of all ranks.
-
-HEADER = ("rank", "host", "pid", "reason", "begun", "waits for", "absent", "sending", "receiving")
-
-
-def blame_add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    about = "who is behind a hang, by the flight records of all ranks"
-    parser = commands.add_parser("blame", help=about, description=f"Says in one sentence {about}.")
-    parser.add_argument("directory", type=Path, help="what MPI_GPUCOMP_FLIGHT was set to")
-    parser.add_argument("-v", "--verbose", action="store_true", help="also show what each rank was doing")
-    parser.set_defaults(run=_blame_run)
+def _add_report_arguments(parser: ArgumentParser) -> None:
+    _add_directory(parser)
+    add_options(parser, "--output", default=Path("monitor.html"), help="file to write (default monitor.html)")
 
 
-def _blame_run(args: argparse.Namespace) -> int:
-    records = read(args.directory)
-    print(blame(records).text)
-    if args.verbose:
-        print("\n" + table(HEADER, [_row(record) for _, record in sorted(records.items())], ("rank", "pid")))
+def _report(args: Namespace) -> int:
+    buffers = newest(args.directory)
+    args.output.write_text(page(buffers), encoding="utf-8")
+    print(f"{args.output}: {len(buffers)} ranks, {args.output.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
-def _row(record: dict[str, Any]) -> list[str]:
-    told = [one for one in record["communicators"] if one]
-    calls = [call for one in told for call in one["calls"]]
+def _add_trace_arguments(parser: ArgumentParser) -> None:
+    _add_directory(parser)
+    add_options(parser, "--output", default=Path("trace.json"), help="file to write (default trace.json)")
+
+
+def _trace(args: Namespace) -> int:
+    found = trace(newest(args.directory))
+    args.output.write_text(json.dumps(found, separators=(",", ":")), encoding="utf-8")
+    print(f"{args.output}: {len(found['traceEvents'])} events, clocks {found['otherData']['clocks']}")
+    return 0
+
+
+BLAME = ("rank", "host", "pid", "reason", "begun", "waits for", "absent", "sending", "receiving")
+
+
+def _add_blame_arguments(parser: ArgumentParser) -> None:
+    _add_directory(parser, "MPI_GPUCOMP_FLIGHT")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print the state of every rank")
+
+
+def _blame(args: Namespace) -> int:
+    records = read(args.directory)
+    print(blame(records).text)
+    if args.verbose:
+        states = [_flight_row(record) for _, record in sorted(records.items())]
+        print("\n" + table(BLAME, states, ("rank", "pid")))
+    return 0
+
+
+def _flight_row(record: dict[str, Any]) -> list[str]:
+    communicators = [one for one in record["communicators"] if one]
+    calls = [call for one in communicators for call in one["calls"]]
     return [
         *(str(record["rank"]), record["host"], str(record["pid"]), record["reason"].partition(":")[0]),
-        str(sum(sum(one["begun"].values()) for one in told)),
-        ", ".join(call["title"] for one in told for call in one["waits"]) or "-",
+        str(sum(sum(one["begun"].values()) for one in communicators)),
+        ", ".join(call["title"] for one in communicators for call in one["waits"]) or "-",
         ", ".join(str(rank) for call in calls for rank in call["absent"]) or "-",
         ", ".join(f"{one['bytes'] / 1e6:.1f} MB to {one['rank']}" for call in calls for one in call["sending"]) or "-",
         ", ".join(f"from {one['rank']}" for call in calls for one in call["receiving"]) or "-",
     ]
 
 
-# The command `report`: makes a page of what all ranks have recorded.
-
-
-def report_add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    about = "a page of what all ranks did: alarms, a rank x rank heat map, a timeline"
-    parser = commands.add_parser("report", help=about, description=f"Makes {about}; one file, for any browser.")
-    parser.add_argument("directory", type=Path, help="what MPI_GPUCOMP_MONITOR was set to")
-    parser.add_argument("-o", "--output", type=Path, default=Path("monitor.html"), help="(default monitor.html)")
-    parser.set_defaults(run=_report_run)
-
-
-def _report_run(args: argparse.Namespace) -> int:
-    boxes = newest(args.directory)
-    args.output.write_text(page(boxes), encoding="utf-8")
-    print(f"{args.output}: {len(boxes)} ranks, {args.output.stat().st_size / 1e6:.1f} MB")
-    return 0
-
-
-# The command `trace`: writes the records of all ranks as a Chrome trace, which Perfetto opens.
-
-
-def trace_add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    about = "the last operations of all ranks as a Chrome trace, for ui.perfetto.dev"
-    parser = commands.add_parser("trace", help=about, description=f"Writes {about}.")
-    parser.add_argument("directory", type=Path, help="what MPI_GPUCOMP_MONITOR was set to")
-    parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), help="(default trace.json)")
-    parser.set_defaults(run=_trace_run)
-
-
-def _trace_run(args: argparse.Namespace) -> int:
-    found = trace(newest(args.directory))
-    args.output.write_text(json.dumps(found, separators=(",", ":")), encoding="utf-8")
-    print(f"{args.output}: {len(found['traceEvents'])} events, clocks {found['otherData']['clocks']}")
-    return 0
+COMMANDS = (
+    Command(
+        "monitor",
+        "show the throughput, chunks in flight, compression ratio and alarms of a job, per rank and link",
+        "/dev/shm/job",
+        _add_monitor_arguments,
+        _monitor,
+    ),
+    Command(
+        "report",
+        "write an HTML page about a job: alarms, a rank-by-rank heat map, a timeline",
+        "/dev/shm/job -o report.html",
+        _add_report_arguments,
+        _report,
+    ),
+    Command(
+        "trace",
+        "write the latest operations of all ranks as a Chrome trace, for ui.perfetto.dev",
+        "/dev/shm/job -o trace.json",
+        _add_trace_arguments,
+        _trace,
+    ),
+    Command(
+        "blame",
+        "name the rank or link that causes a hang, from the flight records of all ranks",
+        "/tmp/flight --verbose",
+        _add_blame_arguments,
+        _blame,
+    ),
+)

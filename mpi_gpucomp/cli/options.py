@@ -1,132 +1,203 @@
-"""What the commands about topologies and schedules are asked for: options that they have in common."""
+"""What commands have in common: the record of a command, shared options, and the objects that options name."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import re
+from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.errors import ScheduleError, SpecError
 from mpi_gpucomp.schedule import msccl_xml as xml
 from mpi_gpucomp.schedule.algorithms import TABLE, build
 from mpi_gpucomp.schedule.cost import default_chunk_bytes
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.topology import PRESETS, preset, read_topology
 from mpi_gpucomp.schedule.verify import checked
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mpi4py import MPI
 
     from mpi_gpucomp.schedule.cost import CodecCost
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.schedule.topology import Topology
 
 __all__ = [
+    "Command",
+    "add_collective",
     "add_options",
-    "algorithm_of",
-    "chunk_of",
-    "coding_of",
-    "collective_of",
-    "in_words",
+    "allgather_json",
+    "chunk_bytes",
+    "find_algorithm",
+    "find_codec_cost",
+    "find_collective",
+    "find_topology",
+    "format_size",
     "parse_size",
-    "topology_of",
 ]
 
+DEFAULT_PRESET, DEFAULT_RANKS = "gigabit", 4
 
-# Sizes of messages as people write them: 512K, 64MB, 1GiB; all in powers of 1024, as in the benchmarks.
+
+class Command(NamedTuple):
+    """One command: how `--help` presents it, its arguments, and the function that runs it."""
+
+    name: str
+    summary: str
+    """One line, for the list of commands."""
+    example: str
+    """Arguments of an invocation that makes sense."""
+    add_arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
+    """Returns the exit code; `args.parser.error` reports options that do not go together."""
+    mpirun: int = 0
+    """The number of ranks to start in the example, for a command that runs under mpirun."""
+
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that a text means."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:I?B)?\s*", text.upper())
+    """Return the bytes of a size such as 512K, 64MB or 1GiB; units are powers of 1024."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:I?B)?\s*", text.upper(), re.ASCII)
     nbytes = int(float(match[1]) * (1 << UNITS[match[2]])) if match else 0
     if nbytes < 1:
-        raise argparse.ArgumentTypeError(f"expected a size such as 512K or 64MB, got '{text}'")
+        raise ArgumentTypeError(f"expected a size such as 512K or 64MB, got '{text}'")
     return nbytes
 
 
-def in_words(nbytes: float) -> str:
-    """Write a size with the unit that suits it."""
+def format_size(nbytes: float) -> str:
+    """Return a size with its unit."""
     for unit, power in reversed(UNITS.items()):
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.4g} {unit}B"
     return f"{nbytes:.4g} B"
 
 
-BCAST = "bcast"
-USUAL, USUAL_RANKS = "gigabit", 4
+SHARED: dict[str, dict[str, Any]] = {
+    "--topology": {
+        "metavar": "FILE",
+        "help": f"a topology: a file of `profile`, or one of {', '.join(PRESETS)} (default: {DEFAULT_PRESET})",
+    },
+    "--ranks": {"type": int, "metavar": "N", "help": f"number of ranks (default: the topology's, or {DEFAULT_RANKS})"},
+    "--root": {"type": int, "default": 0, "metavar": "RANK", "help": "root of the collective (default 0)"},
+    "--size": {
+        "type": parse_size,
+        "default": 64 << 20,
+        "metavar": "SIZE",
+        "help": "message size (default 64MB)",
+    },
+    "--algorithm": {
+        "metavar": "NAME",
+        "help": "an algorithm of `algorithms` (default: the first), or an XML file",
+    },
+    "--codec": {"metavar": "SPEC", "help": "a codec of `codecs`, such as zfp:rate=8 (default none)"},
+    "--chunk": {"type": parse_size, "metavar": "SIZE", "help": "size of a chunk (default: as a communicator chooses)"},
+    "--in-place": {"action": "store_true", "help": "input and output share one buffer"},
+    "--plans": {"type": Path, "metavar": "DIR", "help": "directory of a schedule library"},
+    "--output": {"type": Path, "metavar": "FILE", "help": "file to write"},
+    "--json": {"action": "store_true", "help": "print JSON"},
+}
+"""Options that several commands have: spelled and read alike in all of them."""
+SHORT = {"--output": "-o"}
 
 
-def add_options(parser: argparse.ArgumentParser, *, size: bool = True) -> Any:
-    """Add the options that say on which machines, with how many ranks, and what."""
-    option = parser.add_argument
-    presets = ", ".join(PRESETS)
-    option("--topology", metavar="FILE", help=f"a file of `profile`, or one of {presets} (default: {USUAL}, 4 ranks)")
-    option("--ranks", type=int, metavar="N", help="number of ranks; a file says it itself")
-    option("--root", type=int, default=0, metavar="RANK", help="root (default 0)")
-    if size:
-        option("--size", type=parse_size, default=64 << 20, metavar="BYTES", help="of the message (default 64MB)")
-    return option
+def add_options(parser: Any, *names: str, **changes: Any) -> None:
+    """Add shared options, with other help, defaults or counts where `changes` has them."""
+    for name in names:
+        flags = (SHORT[name], name) if name in SHORT else (name,)
+        parser.add_argument(*flags, **SHARED[name] | changes)
 
 
-def topology_of(args: argparse.Namespace) -> Topology:
-    """Return the topology that was asked for."""
+def add_collective(parser: ArgumentParser, **changes: Any) -> None:
+    """Add the positional argument of commands about one collective."""
+    shared: dict[str, Any] = {
+        "metavar": "COLLECTIVE",
+        "type": find_collective,
+        "help": "a collective, such as bcast, allreduce or Allgather",
+    }
+    parser.add_argument("collective", **shared | changes)
+
+
+def find_collective(name: str) -> str:
+    """Return the collective with this name, which may also be MPI's or mpi4py's: broadcast, bcast, Bcast."""
+    names = {
+        alias.lower(): one.name for one in COLLECTIVES.values() for alias in (one.name, one.mpi_name, *one.methods)
+    }
+    if name.lower() not in names:
+        raise ArgumentTypeError(f"expected one of {', '.join(COLLECTIVES)}, got '{name}'")
+    return names[name.lower()]
+
+
+def find_topology(args: Namespace) -> Topology:
+    """Return the topology of --topology and --ranks."""
     if args.topology is None:
-        return preset(USUAL, args.ranks or USUAL_RANKS)
+        return preset(DEFAULT_PRESET, args.ranks or DEFAULT_RANKS)
     if args.topology in PRESETS:
         if args.ranks is None:
-            expected, remedy = "a number of ranks for a preset", "Say how many: --ranks 16."
+            expected, remedy = "a number of ranks for a preset", "Add it: --ranks 16."
             raise SpecError("option --ranks", expected=expected, got="none", remedy=remedy)
         return preset(args.topology, args.ranks)
     if "." not in args.topology and "/" not in args.topology:
-        return preset(args.topology, args.ranks or 1)
+        return preset(args.topology, args.ranks or 1)  # the error for an unknown preset
     topology = read_topology(args.topology)
     if args.ranks not in (None, topology.ranks):
         expected = f"{topology.ranks}, as {args.topology} has"
-        raise SpecError("option --ranks", expected=expected, got=str(args.ranks), remedy="Leave the option out.")
+        raise SpecError("option --ranks", expected=expected, got=str(args.ranks), remedy="Omit the option.")
     return topology
 
 
-def collective_of(name: str) -> str:
-    """Return a collective by its name, of which bcast is short."""
-    known = "broadcast" if name == BCAST else name
-    if known not in TABLE:
-        remedy = "List them with `python -m mpi_gpucomp algorithms`."
-        raise SpecError("collective", expected=f"one of {', '.join(TABLE)}", got=f"'{name}'", remedy=remedy)
-    return known
-
-
-def algorithm_of(collective: str, name: str | None, topology: Topology, root: int) -> Algorithm:
-    """Return an algorithm of the table, or that of an XML file, for the ranks of a topology."""
+def find_algorithm(
+    collective: str,
+    name: str | None,
+    ranks: int,
+    root: int = 0,
+    nodes: Sequence[Iterable[int]] | None = None,
+    in_place: bool = False,
+) -> Algorithm:
+    """Return a built-in algorithm, by default the first of the collective, or the algorithm of an MSCCL XML file."""
     if name is None or not name.endswith(".xml"):
-        first = next(iter(TABLE[collective]))
-        return build(collective, name or first, topology.ranks, root, topology.nodes)
+        return build(collective, name or next(iter(TABLE[collective])), ranks, root, nodes, in_place)
     algorithm = checked(xml.read(Path(name)))
     if algorithm.collective != collective:
-        remedy = f"Ask for it: --collective {algorithm.collective}."
+        remedy = f"Name its collective: {algorithm.collective}."
         raise ScheduleError(f"file {name}", expected=collective, got=algorithm.collective, remedy=remedy)
     return algorithm
 
 
-def coding_of(spec: str | None, topology: Topology) -> CodecCost | None:
-    """Return a codec in the numbers that the topology has for it; None for none."""
+def find_codec_cost(spec: str | None, topology: Topology) -> CodecCost | None:
+    """Return the cost of a codec on a topology; None for no codec."""
     if spec in (None, "none"):
         return None
     if spec not in topology.codecs:
         known = ", ".join(topology.codecs) or "none"
         raise SpecError(
             f"codec {spec}",
-            expected=f"one that topology {topology.name} has figures for: {known}",
-            got="no figures",
+            expected=f"a codec that topology {topology.name} has costs for: {known}",
+            got="no costs",
             remedy="Add its speeds and its ratio to the file, under codecs.",
         )
     return topology.codecs[spec]
 
 
-def chunk_of(args: argparse.Namespace) -> int:
-    """Return the bytes of a chunk: as asked for, or as a communicator would choose."""
-    codec = get_codec(args.codec or "none")
-    return int(args.chunk or default_chunk_bytes(args.size, coded=codec.name != "none"))
+def chunk_bytes(chunk: int | None, size: int, spec: str | None) -> int:
+    """Return the bytes of a chunk: as given, or as a communicator chooses for this size and codec."""
+    return chunk or default_chunk_bytes(size, coded=get_codec(spec or "none").name != "none")
+
+
+def allgather_json(comm: MPI.Intracomm, value: Any) -> list[Any]:
+    """Return the values of all ranks; they travel as JSON, since nothing that a peer sends may be unpickled."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([text.size], np.int64), sizes)
+    parts = np.empty(int(sizes.sum()), np.uint8)
+    comm.Allgatherv(text, [parts, sizes.tolist()])
+    ends = np.cumsum(sizes).tolist()
+    return [json.loads(parts[end - size : end].tobytes()) for size, end in zip(sizes.tolist(), ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Tables of plain text."""
+"""Output of the commands: tables, units, and a progress bar."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Progress", "table"]
+__all__ = ["CLEAR", "Progress", "milliseconds", "table"]
 
 GAP = "  "
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> str:
-    """Lay out rows below their header, each column as wide as it needs; those named in `right` end flush."""
+    """Format rows below their header; the columns named in `right` are right-aligned."""
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    flush = [name in right for name in header]
-    return "\n".join(_line(cells, widths, flush) for cells in lines)
+    align = [str.rjust if name in right else str.ljust for name in header]
+    return "\n".join(
+        GAP.join(pad(cell, width) for pad, cell, width in zip(align, cells, widths, strict=True)).rstrip()
+        for cells in lines
+    )
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool]) -> str:
-    columns = zip(cells, widths, flush, strict=True)
-    return GAP.join(cell.rjust(width) if end else cell.ljust(width) for cell, width, end in columns).rstrip()
+def milliseconds(seconds: float) -> str:
+    """Format a time in milliseconds."""
+    return f"{seconds * 1e3:.4g} ms"
 
-
-# A bar that shows how far a command has come: on a terminal only, and never in the output itself.
 
 WIDTH = 24
 CLEAR = "\r\x1b[K"
-"""Back to the start of the line, and empty it."""
+"""Return to the start of the line and erase it."""
 
 
 class Progress:
-    """The bar, for the length of a `with`; it leaves nothing behind."""
+    """A progress bar, drawn on a terminal only and erased at the end of the `with` block."""
 
     def __init__(self, total: int, terminal: TextIO | None = None) -> None:
-        """Expect `total` steps; draw on `terminal` (standard error) if it is one."""
+        """Expect `total` steps; draw on `terminal`, by default standard error."""
         self._total, self._started = total, 0
         self._terminal = sys.stderr if terminal is None else terminal
         self._shown = self._terminal.isatty()
 
     def start(self, step: str) -> None:
-        """Show that the next step begins, and its name."""
+        """Show that the next step, with this name, begins."""
         filled = WIDTH * self._started // max(1, self._total)
         self._started += 1
         self._write(f"{CLEAR}[{'#' * filled}{'.' * (WIDTH - filled)}] {self._started} of {self._total}: {step}")
 
     def clear(self) -> None:
-        """Empty the line, for something else to be printed."""
+        """Erase the line, so that other output can be printed."""
         self._write(CLEAR)
 
     def _write(self, text: str) -> None:
@@ -61,11 +62,11 @@ class Progress:
             self._terminal.flush()
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Empty the line."""
+        """Erase the line."""
         self.clear()

@@ -1,40 +1,40 @@
-"""The command `simulate`: how long a collective would take on a topology, and what holds it up."""
+"""The command `simulate`: predicts the time of a collective on a topology, or compares its algorithms."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp._tuning.model import CHUNKS, LEAST_CODED
 from mpi_gpucomp.cli.options import (
+    Command,
+    add_collective,
     add_options,
-    algorithm_of,
-    chunk_of,
-    coding_of,
-    collective_of,
-    in_words,
-    parse_size,
-    topology_of,
+    chunk_bytes,
+    find_algorithm,
+    find_codec_cost,
+    find_topology,
+    format_size,
 )
-from mpi_gpucomp.cli.output import Progress, table
+from mpi_gpucomp.cli.output import Progress, milliseconds, table
 from mpi_gpucomp.errors import DeviceError, SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE
 from mpi_gpucomp.schedule.library import ScheduleLibrary
 from mpi_gpucomp.schedule.simulate import simulate
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
     from mpi_gpucomp.schedule.ir import Algorithm
-    from mpi_gpucomp.schedule.simulate import PathPart, Simulation
+    from mpi_gpucomp.schedule.simulate import Segment, Simulation
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["add", "explain_add", "milliseconds"]
+__all__ = ["COMMAND"]
 
-SHOWN = 12
-"""Parts of a critical path that are printed; the middle of a longer one is left out."""
-MOST_DRAWN = 64
-"""Ranks that a plot can show."""
+MAX_PATH_ROWS = 12
+"""Rows of a critical path that are printed; the middle of a longer path is omitted."""
+MAX_PLOT_RANKS = 64
 COLOURS = {
     "send": "#3b6ea8",
     "encode": "#c8553d",
@@ -43,66 +43,74 @@ COLOURS = {
     "copy": "#999999",
     "handle": "#7d5ba6",
 }
+COMPARISON = ("algorithm", "codec", "chunk", "predicted", "relative", "busiest")
+MAX_MESSAGES = 300_000
+"""Messages per loop above which an algorithm is not compared: simulating it would take minutes."""
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    parser = commands.add_parser(
-        "simulate",
-        help="say how long a collective would take on a topology",
-        description="Simulate a collective on a topology: its time, its busiest link, and what the end waited for.",
+def _add_arguments(parser: ArgumentParser) -> None:
+    add_collective(parser)
+    add_options(parser, "--topology", "--ranks", "--root", "--size")
+    add_options(parser, "--codec", nargs="+", action="extend", help="a codec that the topology has costs for, or none")
+    one = parser.add_argument_group("simulate one algorithm")
+    add_options(one, "--algorithm", "--chunk")
+    one.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Chrome or Perfetto")
+    one.add_argument("--plot", type=Path, metavar="FILE", help="plot the activity of every rank over time")
+    many = parser.add_argument_group("simulate all algorithms")
+    many.add_argument(
+        "--compare", action="store_true", help="list all algorithms and codecs, each with its best chunk size"
     )
-    option = add_options(parser)
-    option("--collective", default="bcast", metavar="NAME", help="which one (default bcast)")
-    option("--algorithm", metavar="NAME", help="one of the table (default: the first), or an MSCCL XML file")
-    option("--codec", metavar="SPEC", help="one that the topology has figures for (default none)")
-    option("--chunk", type=parse_size, metavar="BYTES", help="of a chunk (default: as a communicator would choose)")
-    option("--trace", type=Path, metavar="FILE", help="write a trace for Chrome or Perfetto")
-    option("--plot", type=Path, metavar="FILE", help="draw what every rank does when")
-    parser.set_defaults(run=_run)
+    add_options(many, "--plans", help="include the schedules of this library")
 
 
-def _run(args: argparse.Namespace) -> int:
-    topology, collective = topology_of(args), collective_of(args.collective)
-    coding = coding_of(args.codec, topology)
-    algorithm = algorithm_of(collective, args.algorithm, topology, args.root)
-    chunk = chunk_of(args)
-    found = simulate(algorithm, topology, args.size, chunk, coding)
-    print(_described(found, collective, args, chunk))
+def _run(args: Namespace) -> int:
+    for name in ("algorithm", "chunk", "trace", "plot") if args.compare else ("plans",):
+        if getattr(args, name) is not None:
+            args.parser.error(f"--{name} {'conflicts with' if args.compare else 'requires'} --compare")
+    if args.compare:
+        return _compare(args)
+    if args.codec and len(args.codec) > 1:
+        args.parser.error("several codecs require --compare")
+    return _simulate(args, args.codec[0] if args.codec else "none")
+
+
+def _simulate(args: Namespace, spec: str) -> int:
+    topology = find_topology(args)
+    cost = find_codec_cost(spec, topology)
+    algorithm = find_algorithm(args.collective, args.algorithm, topology.ranks, args.root, topology.nodes)
+    chunk = chunk_bytes(args.chunk, args.size, spec)
+    result = simulate(algorithm, topology, args.size, chunk, cost)
+    message = f"{format_size(args.size)} in chunks of {format_size(chunk)}, codec {spec}"
+    print(_summary(result, args.collective, message))
     if args.trace:
-        args.trace.write_text(json.dumps(found.trace()), encoding="utf-8")
+        args.trace.write_text(json.dumps(result.trace()), encoding="utf-8")
     if args.plot:
-        _draw(found, args.plot)
+        _plot(result, args.plot)
     return 0
 
 
-def _described(found: Simulation, collective: str, args: argparse.Namespace, chunk: int) -> str:
-    name, nbytes, share = found.busiest()
+def _summary(result: Simulation, collective: str, message: str) -> str:
+    name, nbytes, share = result.busiest()
     rows = [
-        ("topology", found.topology.name),
-        ("collective", f"{collective} {found.algorithm}, {found.ranks} ranks"),
-        ("message", f"{in_words(args.size)} in chunks of {in_words(chunk)}, codec {args.codec or 'none'}"),
-        ("time", milliseconds(found.seconds)),
-        ("busiest", f"{name}: {in_words(nbytes)}, in use {share:.0%} of the time"),
-        ("messages", str(sum(record.kind == "send" for record in found.records))),
+        ("topology", result.topology.name),
+        ("collective", f"{collective} {result.algorithm}, {result.ranks} ranks"),
+        ("message", message),
+        ("time", milliseconds(result.seconds)),
+        ("busiest", f"{name}: {format_size(nbytes)}, utilization {share:.0%}"),
+        ("messages", str(sum(record.kind == "send" for record in result.records))),
     ]
-    path = found.critical_path()
-    shown = path if len(path) <= SHOWN else [*path[: SHOWN // 2], None, *path[-SHOWN // 2 :]]
-    parts = [_part(part) if part else ("...", f"{len(path) - SHOWN} more", "") for part in shown]
+    path, half = result.critical_path(), MAX_PATH_ROWS // 2
+    shown = path if len(path) <= MAX_PATH_ROWS else [*path[:half], None, *path[-half:]]
+    path_rows = [_path_row(segment) if segment else ("...", f"{len(path) - 2 * half} more", "") for segment in shown]
     header = ("critical path", "times", "ms")
-    return f"{table(('', ''), rows).lstrip()}\n\n{table(header, parts, ('times', 'ms'))}"
+    return f"{table(('', ''), rows).lstrip()}\n\n{table(header, path_rows, ('times', 'ms'))}"
 
 
-def _part(part: PathPart) -> tuple[str, str, str]:
-    return part.activity, str(part.times), f"{part.seconds * 1e3:.3f}"
+def _path_row(segment: Segment) -> tuple[str, str, str]:
+    return segment.what, str(segment.times), f"{segment.seconds * 1e3:.3f}"
 
 
-def milliseconds(seconds: float) -> str:
-    """Write a time so that short and long ones can be compared."""
-    return f"{seconds * 1e3:.4g} ms"
-
-
-def _draw(found: Simulation, path: Path) -> None:
+def _plot(result: Simulation, path: Path) -> None:
     try:
         import matplotlib
     except ImportError as error:
@@ -111,27 +119,20 @@ def _draw(found: Simulation, path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    every = -(-found.ranks // MOST_DRAWN)
-    figure, axes = pyplot.subplots(figsize=(10, 2 + 0.18 * min(found.ranks, MOST_DRAWN)), layout="constrained")
+    every = -(-result.ranks // MAX_PLOT_RANKS)
+    figure, axes = pyplot.subplots(figsize=(10, 2 + 0.18 * min(result.ranks, MAX_PLOT_RANKS)), layout="constrained")
     for kind, colour in COLOURS.items():
-        for rank in range(0, found.ranks, every):
-            own = [one for one in found.records if one.rank == rank and one.kind == kind]
+        for rank in range(0, result.ranks, every):
+            own = [one for one in result.records if one.rank == rank and one.kind == kind]
             bars = [(one.start * 1e3, (one.end - one.start) * 1e3) for one in own]
             low = rank / every - (0.4 if kind == "send" else 0.0)
             axes.broken_barh(bars, (low, 0.4), color=colour, linewidth=0, label=None if rank else kind)
-    axes.set_yticks(range(-(-found.ranks // every)), [str(rank) for rank in range(0, found.ranks, every)], fontsize=6)
-    axes.set(xlabel="ms", ylabel="rank", title=f"{found.algorithm} on {found.topology.name}")
+    axes.set_yticks(range(-(-result.ranks // every)), [str(rank) for rank in range(0, result.ranks, every)], fontsize=6)
+    axes.set(xlabel="ms", ylabel="rank", title=f"{result.algorithm} on {result.topology.name}")
     axes.legend(loc="upper left", ncols=len(COLOURS), fontsize=7)
     axes.invert_yaxis()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
-
-
-# The command `explain`: every way to do a collective on a topology, with the time that the cost model predicts.
-
-HEADER = ("algorithm", "codec", "chunk", "predicted", "against the best", "busiest")
-MOST_MESSAGES = 300_000
-"""An algorithm that sends more in a loop is left out: to follow it would take minutes."""
 
 
 class _Candidate(NamedTuple):
@@ -142,70 +143,72 @@ class _Candidate(NamedTuple):
     busiest: str
 
 
-def explain_add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    parser = commands.add_parser(
-        "explain",
-        help="list the ways to do a collective on a topology, with predicted times",
-        description="Simulate every algorithm of a collective, plain and with the codecs, each with its best chunk.",
-    )
-    parser.add_argument("collective", metavar="COLLECTIVE", help="such as bcast or allreduce")
-    option = add_options(parser)
-    option("--codec", action="append", metavar="SPEC", help="only these codecs (default: all that have figures)")
-    option("--plans", type=Path, metavar="DIR", help="also the plans of this directory that fit")
-    parser.set_defaults(run=_explain_run)
-
-
-def _explain_run(args: argparse.Namespace) -> int:
-    topology, collective = topology_of(args), collective_of(args.collective)
+def _compare(args: Namespace) -> int:
+    """Simulate every algorithm with every codec, and print them in the order of their predicted times."""
+    topology, collective = find_topology(args), args.collective
     codecs = ["none", *(spec for spec in args.codec or topology.codecs if spec != "none")]
     names = [*TABLE[collective], *(_plans(args.plans, collective, topology, args.root) if args.plans else ())]
-    found: list[_Candidate] = []
-    left_out: list[str] = []
+    candidates: list[_Candidate] = []
+    skipped: list[str] = []
     with Progress(len(names)) as progress:
         for name in names:
             progress.start(name)
             try:
-                algorithm = algorithm_of(collective, name, topology, args.root)
-                found += (_best(algorithm, topology, args.size, spec) for spec in codecs)
+                algorithm = find_algorithm(collective, name, topology.ranks, args.root, topology.nodes)
+                candidates += [_best_chunk(algorithm, topology, args.size, spec) for spec in codecs]
             except SpecError as error:
-                left_out.append(f"{name}: {error.expected}, got {error.got}")
-    found.sort(key=lambda one: one.seconds)
+                skipped.append(f"{name}: expected {error.expected}, got {error.got}")
+    candidates.sort(key=lambda one: one.seconds)
     rows = [
-        (one.algorithm, one.codec, in_words(one.chunk), milliseconds(one.seconds), _times(one, found[0]), one.busiest)
-        for one in found
+        (
+            *(one.algorithm, one.codec, format_size(one.chunk), milliseconds(one.seconds)),
+            *(_relative(one.seconds, candidates[0].seconds), one.busiest),
+        )
+        for one in candidates
     ]
-    print(f"{collective} of {in_words(args.size)} on {topology.name}, {topology.ranks} ranks\n")
-    print(table(HEADER, rows, ("chunk", "predicted", "against the best")))
-    for reason in left_out:
-        print(f"left out: {reason}")
+    print(f"{collective} of {format_size(args.size)} on {topology.name}, {topology.ranks} ranks\n")
+    print(table(COMPARISON, rows, ("chunk", "predicted", "relative")))
+    for reason in skipped:
+        print(f"skipped {reason}")
     return 0
 
 
 def _plans(folder: Path, collective: str, topology: Topology, root: int) -> list[str]:
-    """Return the files of plans for this collective and these nodes."""
-    wanted = collective, topology.ranks, root
+    """Return the files of a schedule library for this collective and these nodes."""
     entries = ScheduleLibrary(folder, topology.nodes).entries
-    found = ((entry.path, entry.algorithm) for entry in entries)
-    return [str(path) for path, made in found if (made.collective, made.ranks, made.spec.root) == wanted]
+    key = collective, topology.ranks, root
+    return [
+        str(entry.path)
+        for entry in entries
+        if (entry.algorithm.collective, entry.algorithm.ranks, entry.algorithm.spec.root) == key
+    ]
 
 
-def _best(algorithm: Algorithm, topology: Topology, nbytes: int, spec: str) -> _Candidate:
-    """Return a way with the chunk that suits it best."""
-    coding = coding_of(spec, topology)
+def _best_chunk(algorithm: Algorithm, topology: Topology, nbytes: int, spec: str) -> _Candidate:
+    """Simulate an algorithm with all chunk sizes and return the fastest."""
+    cost = find_codec_cost(spec, topology)
     messages = sum(step.count for program in algorithm.programs for _, _, step in program.steps() if step.sends)
+    if messages > MAX_MESSAGES:
+        expected = f"at most {MAX_MESSAGES} messages per loop"
+        raise SpecError(algorithm.name, expected=expected, got=str(messages), remedy="Simulate fewer ranks.")
     candidates = []
     for chunk in CHUNKS:
         loops = -(-nbytes // (chunk * algorithm.chunks))
-        if (coding and chunk < LEAST_CODED) or (messages * loops > MOST_MESSAGES and chunk != CHUNKS[-1]):
+        if (cost and chunk < LEAST_CODED) or (messages * loops > MAX_MESSAGES and chunk != CHUNKS[-1]):
             continue
-        if messages > MOST_MESSAGES:
-            expected = f"at most {MOST_MESSAGES} messages in a loop"
-            raise SpecError(algorithm.name, expected=expected, got=str(messages), remedy="Ask for fewer ranks.")
-        made = simulate(algorithm, topology, nbytes, chunk, coding)
-        candidates.append(_Candidate(algorithm.name, spec, chunk, made.seconds, made.busiest()[0]))
+        result = simulate(algorithm, topology, nbytes, chunk, cost)
+        candidates.append(_Candidate(algorithm.name, spec, chunk, result.seconds, result.busiest()[0]))
     return min(candidates, key=lambda one: one.seconds)
 
 
-def _times(one: _Candidate, best: _Candidate) -> str:
-    return f"{one.seconds / best.seconds:.2f}" if best.seconds else "1.00"
+def _relative(seconds: float, best: float) -> str:
+    return f"{seconds / best:.2f}" if best else "1.00"
+
+
+COMMAND = Command(
+    "simulate",
+    "predict the time of a collective on a topology, or compare its algorithms",
+    "allreduce --topology dgx2 --ranks 16 --size 64MB --compare",
+    _add_arguments,
+    _run,
+)

@@ -1,27 +1,25 @@
-"""The command `synthesize`: makes an algorithm for a topology, and compares it with those of the table."""
+"""The command `synthesize`: solves for a schedule on a topology, and compares it with the built-in algorithms."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpi_gpucomp._tuning.model import default_algorithm
 from mpi_gpucomp.cli.options import (
+    Command,
+    add_collective,
     add_options,
-    algorithm_of,
-    chunk_of,
-    coding_of,
-    collective_of,
-    in_words,
-    parse_size,
-    topology_of,
+    chunk_bytes,
+    find_algorithm,
+    find_codec_cost,
+    find_topology,
+    format_size,
 )
-from mpi_gpucomp.cli.output import CLEAR, table
-from mpi_gpucomp.cli.simulate import milliseconds
+from mpi_gpucomp.cli.output import CLEAR, milliseconds, table
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE, build
 from mpi_gpucomp.schedule.ir import COLLECTIVES
@@ -32,49 +30,45 @@ from mpi_gpucomp.schedule.sketch import default_sketch, read_sketch
 from mpi_gpucomp.schedule.synth import synthesise
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
     from mpi_gpucomp.schedule.cost import CodecCost
     from mpi_gpucomp.schedule.simulate import Simulation
     from mpi_gpucomp.schedule.sketch import Sketch
     from mpi_gpucomp.schedule.synth import Synthesis
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["add"]
+__all__ = ["COMMAND"]
 
-RANGE = 4
-"""A plan is for messages from a part of the size that it was made for to so many times that size."""
+SIZE_RANGE = 4
+"""A plan is used for messages from 1/SIZE_RANGE to SIZE_RANGE times the size that it was made for."""
 WORTH = 0.97
-"""What share of the time of the table's best a plan may take at most."""
+"""A plan is written only if it takes at most this share of the time of the default algorithm."""
 CLEARLY = 0.9
-"""What share of a synthesised schedule's time one of the table may take to be the plan: its sums take longer."""
-MOST_COMPARED = 64
-"""With more ranks the algorithms of the table are not built for a comparison."""
+"""A built-in algorithm is the plan if it takes at most this share of the synthesized schedule's predicted time.
+
+Reductions of synthesized schedules take longer than predicted.
+"""
+MAX_COMPARED_RANKS = 64
+"""With more ranks, building the built-in algorithms for the comparison takes too long."""
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parsers of all commands."""
-    parser = commands.add_parser(
-        "synthesize",
-        help="make an algorithm for a topology",
-        description="Make an algorithm for a topology by a solver, check it, and write it as MSCCL XML.",
-    )
-    parser.add_argument("collective", metavar="COLLECTIVE", help="such as bcast or allreduce")
-    option = add_options(parser)
-    option("--sketch", type=Path, metavar="FILE", help="a sketch with TACCL's fields (default: one that fits)")
-    option("--chunkup", type=int, metavar="N", help="chunks of each rank's data in a loop")
-    option("--codec", metavar="SPEC", help="one that the topology has figures for (default none)")
-    option("--mixed", action="store_true", help="encode on some links alone, where it pays")
-    option("--chunk", type=parse_size, metavar="BYTES", help="of a chunk (default: as a communicator would choose)")
-    option("--in-place", action="store_true", help="with input and output in one memory")
-    option("--time", type=float, default=30.0, metavar="SECONDS", help="for the solver (default 30)")
-    option("-o", "--output", type=Path, metavar="FILE", help="write the algorithm there")
-    option("--plans", type=Path, metavar="DIR", help="write it to a directory of plans, for sizes around this one")
-    parser.set_defaults(run=_run)
+def _add_arguments(parser: ArgumentParser) -> None:
+    add_collective(parser)
+    add_options(parser, "--topology", "--ranks", "--root", "--size", "--codec", "--chunk", "--in-place")
+    option = parser.add_argument
+    option("--mixed", action="store_true", help="encode only on the links where it pays")
+    option("--sketch", type=Path, metavar="FILE", help="a communication sketch with TACCL's fields (default: derived)")
+    option("--chunkup", type=int, metavar="N", help="chunks of each rank's data per loop")
+    option("--time", type=float, default=30.0, metavar="SECONDS", help="time limit of the solver (default 30)")
+    add_options(parser, "--output", help="write the schedule to this file, as MSCCL XML")
+    add_options(parser, "--plans", help="add the schedule to this library, for sizes around --size")
 
 
-def _run(args: argparse.Namespace) -> int:
-    topology, collective = topology_of(args), collective_of(args.collective)
-    coding = coding_of(args.codec, topology)
-    chunk = chunk_of(args)
+def _run(args: Namespace) -> int:
+    topology, collective = find_topology(args), args.collective
+    cost = find_codec_cost(args.codec, topology)
+    chunk = chunk_bytes(args.chunk, args.size, args.codec)
     try:
         made = synthesise(
             topology,
@@ -83,86 +77,93 @@ def _run(args: argparse.Namespace) -> int:
             chunk,
             root=args.root,
             sketch=_sketch(args, topology, collective),
-            codec=coding,
+            codec=cost,
             mixed=args.mixed,
             in_place=args.in_place,
             seconds=args.time,
-            progress=_show if sys.stderr.isatty() else None,
+            progress=_show_progress if sys.stderr.isatty() else None,
         )
     finally:
         if sys.stderr.isatty():
             sys.stderr.write(CLEAR)
-    found = simulate(made.algorithm, topology, args.size, chunk, coding)
-    known = _known(collective, topology, args, chunk, coding)
-    print(_described(made, found, known, args, chunk))
+    result = simulate(made.algorithm, topology, args.size, chunk, cost)
+    built_in = _built_in(collective, topology, args, chunk, cost)
+    print(_summary(made, result, built_in, args, chunk))
     if args.output:
         args.output.write_text(write(made.algorithm, XmlHeader(topology.hash)), encoding="utf-8")
     if args.plans:
-        print(_planned(made, found, known, args))
+        print(_write_plan(made, result, built_in, args))
     return 0
 
 
-def _sketch(args: argparse.Namespace, topology: Topology, collective: str) -> Sketch:
+def _sketch(args: Namespace, topology: Topology, collective: str) -> Sketch:
     if args.chunkup is not None and args.chunkup < 1:
-        remedy = "Cut each rank's data into one chunk or more."
-        raise SpecError("option --chunkup", expected="1 or more", got=str(args.chunkup), remedy=remedy)
+        remedy = "Divide the data of each rank into at least one chunk."
+        raise SpecError("option --chunkup", expected="at least 1", got=str(args.chunkup), remedy=remedy)
     if args.sketch is None:
         return default_sketch(topology, rooted=COLLECTIVES[collective].rooted, chunkup=args.chunkup)
     sketch = read_sketch(args.sketch, topology)
     return replace(sketch, chunkup=args.chunkup) if args.chunkup else sketch
 
 
-def _show(found: float, bound: float) -> None:
-    sys.stderr.write(f"{CLEAR}routing: found {found / 1e3:.4g} ms, none is below {max(0.0, bound) / 1e3:.4g} ms")
+def _show_progress(best: float, bound: float) -> None:
+    sys.stderr.write(f"{CLEAR}routing: best {best / 1e3:.4g} ms, lower bound {max(0.0, bound) / 1e3:.4g} ms")
     sys.stderr.flush()
 
 
-def _known(
-    collective: str, topology: Topology, args: argparse.Namespace, chunk: int, coding: CodecCost | None
+def _built_in(
+    collective: str, topology: Topology, args: Namespace, chunk: int, cost: CodecCost | None
 ) -> list[tuple[float, str]]:
-    """Return the times of the algorithms of the table, the quickest first."""
+    """Return the predicted times of the built-in algorithms, the fastest first."""
     times: list[tuple[float, str]] = []
-    for name in TABLE[collective] if topology.ranks <= MOST_COMPARED else ():
-        with suppress(SpecError):  # it uses links that are not there
-            algorithm = algorithm_of(collective, name, topology, args.root)
-            times.append((simulate(algorithm, topology, args.size, chunk, coding).seconds, name))
+    for name in TABLE[collective] if topology.ranks <= MAX_COMPARED_RANKS else ():
+        with suppress(SpecError):  # it uses links that the topology does not have
+            algorithm = find_algorithm(collective, name, topology.ranks, args.root, topology.nodes)
+            times.append((simulate(algorithm, topology, args.size, chunk, cost).seconds, name))
     return sorted(times)
 
 
-def _described(
-    made: Synthesis, found: Simulation, known: list[tuple[float, str]], args: argparse.Namespace, chunk: int
+def _summary(
+    made: Synthesis, result: Simulation, built_in: list[tuple[float, str]], args: Namespace, chunk: int
 ) -> str:
-    algorithm, routing, topology = made.algorithm, made.routing, found.topology
-    name, _, share = found.busiest()
-    quality = (
-        "the best within the sketch" if routing.proven else f"at most {routing.gap:.1%} from the best within the sketch"
-    )
+    algorithm, routing, topology = made.algorithm, made.routing, result.topology
+    name, _, share = result.busiest()
+    quality = "optimal" if routing.proven else f"at most {routing.gap:.1%} from optimal"
     rows = [
         ("topology", f"{topology.name} ({topology.hash})"),
-        ("algorithm", f"{algorithm.collective}, {algorithm.ranks} ranks, {algorithm.chunks} chunks in a loop"),
-        ("message", f"{in_words(args.size)} in chunks of {in_words(chunk)}, codec {args.codec or 'none'}"),
-        ("routing", f"{milliseconds(routing.seconds)}, {quality}; solved in {made.seconds:.1f} s"),
-        ("simulated", f"{milliseconds(found.seconds)}; busiest {name}, in use {share:.0%} of the time"),
+        ("algorithm", f"{algorithm.collective}, {algorithm.ranks} ranks, {algorithm.chunks} chunks per loop"),
+        ("message", f"{format_size(args.size)} in chunks of {format_size(chunk)}, codec {args.codec or 'none'}"),
+        ("routing", f"{milliseconds(routing.seconds)}, {quality} within the sketch; solved in {made.seconds:.1f} s"),
+        ("simulated", f"{milliseconds(result.seconds)}; busiest {name}, utilization {share:.0%}"),
     ]
-    if known:
-        rows.append(("of the table", f"{milliseconds(known[0][0])} by {known[0][1]}"))
+    if built_in:
+        rows.append(("built-in", f"{milliseconds(built_in[0][0])} with {built_in[0][1]}"))
     return table(("", ""), rows).lstrip()
 
 
-def _planned(made: Synthesis, found: Simulation, known: list[tuple[float, str]], args: argparse.Namespace) -> str:
-    """Write a plan, unless what a communicator would take by itself is about as quick.
+def _write_plan(made: Synthesis, result: Simulation, built_in: list[tuple[float, str]], args: Namespace) -> str:
+    """Write a plan, unless the algorithm that a communicator uses by default is about as fast.
 
-    It knows the nodes, but not which links are slow: another algorithm of the table may be the best plan.
+    The default depends on the nodes, not on which links are slow, so another built-in algorithm may be the best plan.
     """
-    algorithm, topology = made.algorithm, found.topology
-    usual = default_algorithm(algorithm.collective, args.size, topology.nodes)
-    quickest = min([found.seconds, *(seconds for seconds, _ in known)])
-    if any(name == usual and seconds * WORTH <= quickest for seconds, name in known):
-        return f"no plan is written: {usual} of the table, which communicators take, is about as quick"
-    said = "written"
-    if known and known[0][0] <= CLEARLY * found.seconds:
-        name = known[0][1]
+    algorithm, topology = made.algorithm, result.topology
+    default = default_algorithm(algorithm.collective, args.size, topology.nodes)
+    fastest = min([result.seconds, *(seconds for seconds, _ in built_in)])
+    if any(name == default and seconds * WORTH <= fastest for seconds, name in built_in):
+        return f"no plan written: {default}, which communicators use by default, is about as fast"
+    prefix = "wrote"
+    if built_in and built_in[0][0] <= CLEARLY * result.seconds:
+        name = built_in[0][1]
         algorithm = build(algorithm.collective, name, topology.ranks, args.root, topology.nodes, args.in_place)
-        said = f"{name} of the table is quicker, and written"
-    path = add_schedule(args.plans, algorithm, topology, args.size // RANGE, args.size * RANGE)
-    return f"{said} to {path}"
+        prefix = f"{name} is faster than the synthesized schedule: wrote it to"
+    path = add_schedule(args.plans, algorithm, topology, args.size // SIZE_RANGE, args.size * SIZE_RANGE)
+    return f"{prefix} {path}"
+
+
+COMMAND = Command(
+    "synthesize",
+    "solve for a schedule of a collective on a topology, and write it as MSCCL XML",
+    "allgather --topology topo.json --size 64MB --plans plans",
+    _add_arguments,
+    _run,
+)

@@ -20,7 +20,7 @@ from mpi_gpucomp import config
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["VARIABLE", "GpuAwareness", "by_kinds", "by_library", "by_setting", "cuda_aware"]
+__all__ = ["VARIABLE", "GpuAwareness", "by_kinds", "by_library", "by_setting", "cuda_aware", "detect"]
 
 VARIABLE = config.CUDA_AWARE.variable
 KINDS = "mpi_memory_alloc_kinds"
@@ -64,11 +64,12 @@ def cuda_aware() -> GpuAwareness:
 
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return GpuAwareness(False, "MPI is not initialised, or already finalised")
-    return _detect()
+    return detect()
 
 
 @cache
-def _detect() -> GpuAwareness:
+def detect() -> GpuAwareness:
+    """Return whether the MPI library is GPU-aware, ignoring the setting; MPI must be initialised."""
     from mpi4py import MPI
 
     found = by_kinds(_kinds())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_gpucomp.cli.sample_data import read
+from mpi_gpucomp.cli.codec_bench import read_sample
 from mpi_gpucomp.errors import BufferSpecError, SpecError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _pool(kind: str) -> Array:
             got=kind,
             remedy="Write values of your own with numpy.save.",
         )
-    values = read(path)
+    values = read_sample(path)
     return values.array.view(bfloat16()) if values.dtype.name == "bfloat16" else values.array
 
 

@@ -15,7 +15,7 @@ import pytest
 from boxes import chain
 
 from mpi_gpucomp.cli.main import main
-from mpi_gpucomp.cli.monitor import Look, screen
+from mpi_gpucomp.cli.monitor import Terminal, screen
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import exporters as prometheus
 from mpi_gpucomp.monitor.chrome_trace import trace
@@ -137,7 +137,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(tmp_pat
 
 def test_the_terminal_shows_ranks_links_and_alarms(tmp_path: Path) -> None:
     chain(tmp_path)
-    lines = screen(newest(tmp_path), Look(colours=False, unicode=False)).splitlines()
+    lines = screen(newest(tmp_path), Terminal(colours=False, unicode=False)).splitlines()
     assert lines[0].endswith("3 of 3 ranks alive")
     assert lines[2].split()[:4] == ["rank", "host", "state", "calls"]
     assert lines[4].split()[:4] == ["1", "h1", "idle", "1/1"]
@@ -148,8 +148,8 @@ def test_the_terminal_shows_ranks_links_and_alarms(tmp_path: Path) -> None:
 
 def test_a_small_terminal_is_not_overrun(tmp_path: Path) -> None:
     chain(tmp_path, ranks=30)
-    shown = screen(newest(tmp_path), Look(colours=True, unicode=True), width=40, height=20).splitlines()
-    assert len(shown) <= 20 and any("lines more" in line for line in shown)
+    shown = screen(newest(tmp_path), Terminal(colours=True, unicode=True), width=40, height=20).splitlines()
+    assert len(shown) <= 20 and any("more lines" in line for line in shown)
     assert all(len(re.sub(r"\x1b\[[0-9]*m", "", line)) <= 40 for line in shown)
 
 
