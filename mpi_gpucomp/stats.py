@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.transport.rails import Copies, Failover, RailsTransport
+from mpi_gpucomp.transport.rails import Copies, Failover
+from mpi_gpucomp.transport.rails.transport import RailsTransport
 
 if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.dispatcher import Caller

@@ -34,7 +34,8 @@ from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.request import Request
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
 from mpi_gpucomp.transport.mpi import MpiTransport
-from mpi_gpucomp.transport.rails import Rails, RailsTransport
+from mpi_gpucomp.transport.rails import Rails
+from mpi_gpucomp.transport.rails.transport import RailsTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from mpi_gpucomp import __version__, config
 from mpi_gpucomp.cli.options import Command, add_options, allgather_json
 from mpi_gpucomp.cli.output import table
 from mpi_gpucomp.device import get_device
-from mpi_gpucomp.device.library import loaded
+from mpi_gpucomp.device.library import host_library
 from mpi_gpucomp.errors import DeviceError, GpucompError, SpecError
 from mpi_gpucomp.transport import gpu_aware
 from mpi_gpucomp.transport.rails import backends, discovery
@@ -67,7 +67,7 @@ def describe_gpu(gpu: Device | DeviceError) -> str:
 def describe_library() -> str:
     """Return the build and the path of the host library, or the reason why there is none."""
     try:
-        library = loaded()
+        library = host_library()
     except DeviceError as error:
         return f"none. {error}"
     return f"{library.level}, {library.path}"
@@ -233,7 +233,7 @@ def _add_network(report: _Report) -> None:
     addresses = discovery.addresses()
     facts = {name: _describe_device(name, addresses.get(name)) for _, name in socket.if_nameindex()}
     report.sections["network devices"] = facts
-    ucx = backends.offer(backends.UCX, ())
+    ucx = backends.probe_capabilities(backends.UCX, ())
     report.sections["wires"] = {"tcp": "yes", "ucx": ucx.version if ucx.has_ucx else f"none: {ucx.version}"}
     wire = report.settings.get(config.RAIL_WIRE.variable)
     if wire is not None and wire.value == backends.UCX and not ucx.has_ucx:
@@ -241,7 +241,7 @@ def _add_network(report: _Report) -> None:
     rails = report.settings.get(config.RAILS.variable)
     for name in rails.value.replace("+", ",").split(",") if rails is not None and rails.value else ():
         try:
-            rail = discovery.find(name.strip(), 0)
+            rail = discovery.find_rail(name.strip(), 0)
         except GpucompError as error:
             report.problems.append(f"{config.RAILS.variable}: no network device {name.strip()}. {error.remedy}")
         else:

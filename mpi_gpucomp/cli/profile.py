@@ -215,7 +215,7 @@ def _codec_cost(spec: str) -> CodecCost:
     """Measure a codec with frames and checksums, as the engine uses it."""
     codec, device = get_codec(spec), get_device("host")
     chunks, stream = _codec_chunks(), device.stream()
-    with device.alloc(frame.room(codec, chunks[0].count, chunks[0].dtype)) as room:
+    with device.alloc(frame.max_frame_bytes(codec, chunks[0].count, chunks[0].dtype)) as room:
         nbytes = frame.encode(codec, chunks[0], room, 0, stream).result() or CODEC_BYTES
         encode = median(_time_chunks(_encoder(codec, room, stream), chunks, ALONE_SECONDS))
         header = frame.read_header(room, stream)
@@ -232,7 +232,7 @@ def _encode_cost(spec: str) -> tuple[float, float]:
     """Return the wall-clock and CPU seconds per byte of encoding while the other ranks encode as well."""
     codec, device = get_codec(spec), get_device("host")
     chunks, stream = _codec_chunks(), device.stream()
-    with device.alloc(frame.room(codec, chunks[0].count, chunks[0].dtype)) as room:
+    with device.alloc(frame.max_frame_bytes(codec, chunks[0].count, chunks[0].dtype)) as room:
         clock, cpu = perf_counter(), process_time()
         rounds = len(_time_chunks(_encoder(codec, room, stream), chunks, SHARED_SECONDS))
         clock, cpu = perf_counter() - clock, process_time() - cpu

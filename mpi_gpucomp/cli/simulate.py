@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from mpi_gpucomp.schedule.ir import Algorithm
-    from mpi_gpucomp.schedule.simulate import Segment, Simulation
+    from mpi_gpucomp.schedule.simulate import PathPart, Simulation
     from mpi_gpucomp.schedule.topology import Topology
 
 __all__ = ["COMMAND"]
@@ -101,13 +101,13 @@ def _summary(result: Simulation, collective: str, message: str) -> str:
     ]
     path, half = result.critical_path(), MAX_PATH_ROWS // 2
     shown = path if len(path) <= MAX_PATH_ROWS else [*path[:half], None, *path[-half:]]
-    path_rows = [_path_row(segment) if segment else ("...", f"{len(path) - 2 * half} more", "") for segment in shown]
+    path_rows = [_path_row(part) if part else ("...", f"{len(path) - 2 * half} more", "") for part in shown]
     header = ("critical path", "times", "ms")
     return f"{table(('', ''), rows).lstrip()}\n\n{table(header, path_rows, ('times', 'ms'))}"
 
 
-def _path_row(segment: Segment) -> tuple[str, str, str]:
-    return segment.what, str(segment.times), f"{segment.seconds * 1e3:.3f}"
+def _path_row(part: PathPart) -> tuple[str, str, str]:
+    return part.activity, str(part.times), f"{part.seconds * 1e3:.3f}"
 
 
 def _plot(result: Simulation, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command `profile` under mpirun, and a schedule synthesised from its file."""
+"""The command `profile` under mpirun, and a schedule for the topology that it writes."""
 
 from __future__ import annotations
 
@@ -27,5 +27,7 @@ def test_a_profile_of_this_machine(tmp_path: Path):
 def test_one_rank_is_an_error(tmp_path: Path):
     done = run(1, "-m", "mpi_gpucomp", "profile", "-o", str(tmp_path / "topo.json"))
     assert done.returncode == 2
-    error = "profile: expected two ranks at least, got one. Start it under mpirun: mpirun -n 4 python -m mpi_gpucomp"
-    assert error in done.stderr
+    message = (
+        "profile: expected at least 2 ranks, got 1. Start it under mpirun: mpirun -n 4 gpucomp profile -o topo.json."
+    )
+    assert message in done.stderr

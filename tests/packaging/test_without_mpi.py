@@ -16,7 +16,12 @@ START = {
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("mpi_gpucomp", ["codecs"]), ("mpi_gpucomp", ["algorithms"]), ("osu_bench", ["--version"])],
+    [
+        ("mpi_gpucomp", ["codecs"]),
+        ("mpi_gpucomp", ["algorithms"]),
+        ("mpi_gpucomp", ["doctor"]),
+        ("osu_bench", ["--version"]),
+    ],
 )
 def test_a_command_starts_without_mpi(name: str, arguments: list[str]) -> None:
     program = NO_MPI.format(name=name, arguments=arguments) + START[name]

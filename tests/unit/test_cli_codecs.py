@@ -1,10 +1,9 @@
-"""The command line, most of it as a user runs it."""
+"""The command `codecs`: the list, measurements on files and random data, and its errors."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpi_gpucomp.cli.codec_bench import largest_error, random_weights
 from mpi_gpucomp.cli.main import main
-from mpi_gpucomp.cli.output import Progress, table
-from mpi_gpucomp.cli.sample_data import largest_error, like_weights
 from mpi_gpucomp.device import Device, dtype_of_name, library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,22 +22,22 @@ WITHOUT_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 QUICK = ["--seconds", "0", "--json"]
 
 LISTED = """\
-codec           lossless  types             host         GPU          good for
-none            yes       any               yes          no GPU here  no encoding
-split           yes       f16 bf16 f32 f64  yes          no GPU here  floats, especially weights and gradients
-mpc:stride=4    yes       f32 f64           yes          no GPU here  smooth floats
-zfp:rate=8      no        f16 bf16 f32 f64  yes          no GPU here  floats, with a fixed compressed size
-bound:rel=1e-4  no        f16 bf16 f32 f64  yes          no GPU here  floats, with a bounded error
-cast:bf16       no        f32               yes          no GPU here  floats, rounded to half the size
-auto            yes       any               yes          no GPU here  any values: the fastest lossless codec per chunk
-lz4             yes       any               yes          no GPU here  any bytes
-snappy          yes       any               yes          no GPU here  any bytes
-zstd            yes       any               yes          no GPU here  any bytes
-deflate         yes       any               yes          no GPU here  any bytes
-gdeflate        yes       any               needs a GPU  no GPU here  any bytes
-ans             yes       any               needs a GPU  no GPU here  any bytes
-bitcomp         yes       any               needs a GPU  no GPU here  any bytes
-cascaded        yes       any               needs a GPU  no GPU here  any bytes
+codec           lossless  types             host         GPU     best for
+none            yes       any               yes          no GPU  no encoding
+split           yes       f16 bf16 f32 f64  yes          no GPU  floats, especially weights and gradients
+mpc:stride=4    yes       f32 f64           yes          no GPU  smooth floats
+zfp:rate=8      no        f16 bf16 f32 f64  yes          no GPU  floats, with a fixed compressed size
+bound:rel=1e-4  no        f16 bf16 f32 f64  yes          no GPU  floats, with a bounded error
+cast:bf16       no        f32               yes          no GPU  floats, rounded to half the size
+auto            yes       any               yes          no GPU  any values: the fastest lossless codec per chunk
+lz4             yes       any               yes          no GPU  any bytes
+snappy          yes       any               yes          no GPU  any bytes
+zstd            yes       any               yes          no GPU  any bytes
+deflate         yes       any               yes          no GPU  any bytes
+gdeflate        yes       any               needs a GPU  no GPU  any bytes
+ans             yes       any               needs a GPU  no GPU  any bytes
+bitcomp         yes       any               needs a GPU  no GPU  any bytes
+cascaded        yes       any               needs a GPU  no GPU  any bytes
 """
 
 BARE = """\
@@ -47,22 +45,22 @@ host library: {level}, {path}
 GPU: none. device cuda:0: expected CuPy, got 'import of cupy halted; None in sys.modules'. \
 Install it: 'pip install mpi_gpucomp[cuda13]' (or cuda12), and an NVIDIA driver.
 
-codec           lossless  types             host           GPU          good for
-none            yes       any               yes            no GPU here  no encoding
-split           yes       f16 bf16 f32 f64  yes            no GPU here  floats, especially weights and gradients
-mpc:stride=4    yes       f32 f64           yes            no GPU here  smooth floats
-zfp:rate=8      no        f16 bf16 f32 f64  yes            no GPU here  floats, with a fixed compressed size
-bound:rel=1e-4  no        f16 bf16 f32 f64  yes            no GPU here  floats, with a bounded error
-cast:bf16       no        f32               yes            no GPU here  floats, rounded to half the size
-auto            yes       any               yes            no GPU here  any values: the fastest lossless codec per chunk
-lz4             yes       any               needs cramjam  no GPU here  any bytes
-snappy          yes       any               needs cramjam  no GPU here  any bytes
-zstd            yes       any               needs cramjam  no GPU here  any bytes
-deflate         yes       any               needs cramjam  no GPU here  any bytes
-gdeflate        yes       any               needs a GPU    no GPU here  any bytes
-ans             yes       any               needs a GPU    no GPU here  any bytes
-bitcomp         yes       any               needs a GPU    no GPU here  any bytes
-cascaded        yes       any               needs a GPU    no GPU here  any bytes
+codec           lossless  types             host           GPU     best for
+none            yes       any               yes            no GPU  no encoding
+split           yes       f16 bf16 f32 f64  yes            no GPU  floats, especially weights and gradients
+mpc:stride=4    yes       f32 f64           yes            no GPU  smooth floats
+zfp:rate=8      no        f16 bf16 f32 f64  yes            no GPU  floats, with a fixed compressed size
+bound:rel=1e-4  no        f16 bf16 f32 f64  yes            no GPU  floats, with a bounded error
+cast:bf16       no        f32               yes            no GPU  floats, rounded to half the size
+auto            yes       any               yes            no GPU  any values: the fastest lossless codec per chunk
+lz4             yes       any               needs cramjam  no GPU  any bytes
+snappy          yes       any               needs cramjam  no GPU  any bytes
+zstd            yes       any               needs cramjam  no GPU  any bytes
+deflate         yes       any               needs cramjam  no GPU  any bytes
+gdeflate        yes       any               needs a GPU    no GPU  any bytes
+ans             yes       any               needs a GPU    no GPU  any bytes
+bitcomp         yes       any               needs a GPU    no GPU  any bytes
+cascaded        yes       any               needs a GPU    no GPU  any bytes
 
 lz4 on the host, snappy on the host, zstd on the host, deflate on the host: \
 Install it with 'pip install mpi_gpucomp[codecs]'.
@@ -97,8 +95,8 @@ class Idle(Own):
     def decode(self, source, nbytes, to, stream):
         return self.recorded(stream, nbytes)
 
-class Deaf(Own):
-    name = "deaf"
+class Undecodable(Own):
+    name = "undecodable"
     def decode(self, source, nbytes, to, stream):
         return self.failed(to.count, "noise")
 
@@ -107,7 +105,7 @@ class Interrupted(Own):
     def encode(self, source, to, stream):
         signal.raise_signal(signal.SIGINT)
 
-for codec in (Signless, Idle, Deaf, Interrupted):
+for codec in (Signless, Idle, Undecodable, Interrupted):
     register(codec.name, codec.from_parameters, "tests")
 """
 ODD_CODECS = """
@@ -115,12 +113,12 @@ import sys
 from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.codec.registry import get_codec, register
 
-class Clumsy(Raw):
+class Failing(Raw):
     def encode(self, source, to, stream):
-        raise ZeroDivisionError("dropped it")
+        raise ZeroDivisionError("no reason")
 
-register("clumsy", lambda parameters: Clumsy(), "tests")
-register("picky", lambda parameters: get_codec("none:no"), "tests")
+register("failing", lambda parameters: Failing(), "tests")
+register("invalid", lambda parameters: get_codec("none:no"), "tests")
 """
 
 
@@ -136,43 +134,17 @@ def save(tmp_path: Path, array: Any) -> str:
 
 
 def measured(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
-    """Measure codecs in this process and return what is said of each."""
+    """Measure codecs in this process and return the result of each."""
     assert main(["codecs", "--measure", *args, *QUICK]) == 0
     return {found["codec"]: found for found in json.loads(capsys.readouterr().out)["codecs"]}
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """Return the one line that is said instead of a measurement."""
+    """Return the error message of a measurement that is refused."""
     assert main(["codecs", "--measure", *args, *QUICK]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    return said.err
-
-
-def test_table_is_as_wide_as_its_cells() -> None:
-    assert table(("a", "number", "b"), [("long", "1", ""), ("", "22", "x")], right=["number"]) == (
-        "a     number  b\nlong       1\n          22  x"
-    )
-
-
-def test_progress_is_drawn_on_a_terminal_and_wiped() -> None:
-    expected = b"\r\x1b[K[........................] 1 of 2: one\r\x1b[K[############............] 2 of 2: two\r\x1b[K"
-    main_end, terminal_end = pty.openpty()
-    with open(terminal_end, "w") as terminal, Progress(2, terminal) as progress:
-        progress.start("one")
-        progress.start("two")
-        progress.__exit__(None, None, None)
-        drawn = b""
-        while len(drawn) < len(expected):  # a terminal hands over what has come so far
-            drawn += os.read(main_end, 1000)
-    os.close(main_end)
-    assert drawn == expected
-
-
-def test_progress_says_nothing_in_a_file(tmp_path: Path) -> None:
-    with open(tmp_path / "log", "w") as file, Progress(1, file) as progress:
-        progress.start("one")
-    assert (tmp_path / "log").read_text() == ""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
 
 
 def test_codecs_lists_every_codec() -> None:
@@ -191,7 +163,7 @@ def test_codecs_needs_no_optional_package() -> None:
     assert done.stdout == BARE.format(level=library.host_library().level, path=library.host_library().path)
 
 
-def test_codecs_says_that_the_host_library_is_missing() -> None:
+def test_codecs_runs_without_the_host_library() -> None:
     no_library = "from pathlib import Path\nfrom mpi_gpucomp.device import library\n"
     no_library += "library.library_directory = lambda: Path('nowhere')\n"
     done = python("-c", HIDE + no_library + RUN, "codecs", "--json")
@@ -203,17 +175,17 @@ def test_codecs_says_that_the_host_library_is_missing() -> None:
     assert listed["notes"][0].startswith("split on the host, mpc on the host, zfp on the host, ")
 
 
-def test_codecs_lists_the_users_own_whatever_they_do() -> None:
+def test_user_codecs_are_listed_even_if_they_fail() -> None:
     done = python("-c", ODD_CODECS + RUN, "codecs", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     listed = json.loads(done.stdout)
-    clumsy = {"codec": "clumsy", "lossless": "yes", "types": "any", "host": "fails"}
-    picky = {"codec": "picky", "lossless": "?", "types": "?", "host": "?"}
-    assert listed["codecs"][-2] == clumsy | {"GPU": "no GPU here", "good for": "tests"}
-    assert listed["codecs"][-1] == picky | {"GPU": "?", "good for": "tests"}
+    failing = {"codec": "failing", "lossless": "yes", "types": "any", "host": "fails"}
+    invalid = {"codec": "invalid", "lossless": "?", "types": "?", "host": "?"}
+    assert listed["codecs"][-2] == failing | {"GPU": "no GPU", "best for": "tests"}
+    assert listed["codecs"][-1] == invalid | {"GPU": "?", "best for": "tests"}
     assert listed["notes"] == [
-        "clumsy on the host: ZeroDivisionError: dropped it",
-        "picky: codec none: expected no parameters, got 'no'. Write none.",
+        "failing on the host: ZeroDivisionError: no reason",
+        "invalid: codec none: expected no parameters, got 'no'. Write none.",
     ]
 
 
@@ -226,7 +198,7 @@ def test_codecs_on_a_gpu(gpu: Device, capsys: pytest.CaptureFixture[str]) -> Non
     assert (found["zfp:rate=8"]["ratio"], found["split"]["wrong"]) == (4.0, "")
 
 
-def test_a_reader_who_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "mpi_gpucomp", "codecs"]
@@ -237,20 +209,20 @@ def test_a_reader_who_leaves_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_measure_needs_no_file_and_prints_a_table() -> None:
+def test_measure_without_a_file_prints_a_table() -> None:
     done = python("-m", "mpi_gpucomp", "codecs", "--measure", "--seconds", "0", "--codec", "none", "zfp:rate=8")
     assert (done.returncode, done.stderr) == (0, "")
     about, empty, header, none, zfp = done.stdout.splitlines()
     assert about == "normal(0, 0.02): 1048576 x float32 in chunks of 1048576 bytes on host, 1 thread"
     assert empty == ""
     assert header.split("  ")[0] == "codec"
-    assert header.endswith("ratio  in GB/s  out GB/s  largest error  of the range  note")
+    assert header.endswith("ratio  encode GB/s  decode GB/s  largest error  relative error  note")
     assert none.split()[:2] == ["none", "1.00"]
-    assert none.endswith("  none             -  4 of 4 chunks raw")
+    assert none.endswith("  none               -  4 of 4 chunks raw")
     assert zfp.split()[:2] == ["zfp:rate=8", "4.00"]
 
 
-def test_measure_tries_all_codecs_that_take_the_type(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_measure_uses_all_codecs_for_the_element_type(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     floats = measured(capsys, save(tmp_path, np.arange(600, dtype=np.float32)))
     assert list(floats)[:8] == [
         "none", "split", "mpc:stride=4", "mpc", "zfp:rate=8", "zfp:rate=16", "bound:rel=0.0001", "cast:bf16",
@@ -268,7 +240,7 @@ def test_measure_tries_all_codecs_that_take_the_type(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.dtype(">f4")])
 @pytest.mark.parametrize("form", ["C", "F"])
-def test_measure_reads_any_float_and_shape(
+def test_measure_reads_arrays_of_any_float_type_and_order(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, dtype: Any, form: Any
 ) -> None:
     values = np.random.default_rng(1).normal(size=(5, 8, 25)).astype(dtype)
@@ -280,29 +252,29 @@ def test_measure_reads_any_float_and_shape(
     assert (found["split"]["largest_error"], found["split"]["wrong"]) == (0, "")
 
 
-def test_measure_shares_the_work_among_threads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_measure_with_threads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = save(tmp_path, np.ones(1 << 18, np.float32))
     found = measured(capsys, path, "--threads", "--codec", "zfp:rate=8")["zfp:rate=8"]
     assert (found["ratio"], found["largest_error"]) == (4, 0)
 
 
-def test_measure_takes_the_users_word_for_bfloat16(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_dtype_reinterprets_uint16_as_bfloat16(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bits = np.full(64, 1.5, ml_dtypes.bfloat16).view(np.uint16)
     found = measured(capsys, save(tmp_path, bits), "--dtype", "bfloat16", "--codec", "zfp:rate=16")
     assert (found["zfp:rate=16"]["unavailable"], found["zfp:rate=16"]["largest_error"]) == ("", 0)
 
 
-def test_values_are_drawn_in_the_type_that_is_asked_for() -> None:
-    bits = like_weights("bfloat16").array
+def test_random_weights_have_the_requested_type() -> None:
+    bits = random_weights("bfloat16").array
     assert np.array_equal(bits.view(ml_dtypes.bfloat16), _drawn().astype(np.float32).astype(ml_dtypes.bfloat16))
-    assert np.array_equal(like_weights("float16").array, _drawn().astype(np.float16))
+    assert np.array_equal(random_weights("float16").array, _drawn().astype(np.float16))
 
 
 def _drawn() -> np.ndarray:
     return np.random.default_rng(0).normal(0, 0.02, 1 << 21)
 
 
-def test_measure_counts_chunks_that_travel_raw(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_measure_counts_raw_chunks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     values = np.ones((3, 256), np.float32)
     values[1, 7] = np.nan
     found = measured(capsys, save(tmp_path, values), "--chunk", "1024", "--codec", "zfp:rate=8", "none")
@@ -311,12 +283,12 @@ def test_measure_counts_chunks_that_travel_raw(capsys: pytest.CaptureFixture[str
     assert (found["none"]["raw_chunks"], found["none"]["ratio"]) == (3, 1)
 
 
-def test_a_codec_that_holds_no_chunk_has_no_speed_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_codec_without_encoded_chunks_has_no_decode_speed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = measured(capsys, save(tmp_path, np.full(8, np.nan, np.float32)), "--codec", "zfp:rate=8")["zfp:rate=8"]
     assert (found["ratio"], found["decode_speed"], found["largest_error"]) == (1, None, 0)
 
 
-def test_measure_says_why_a_codec_is_left_out(tmp_path: Path) -> None:
+def test_measure_names_the_reason_why_a_codec_is_unavailable(tmp_path: Path) -> None:
     path = save(tmp_path, np.ones(100))
     specs = ["lz4", "gdeflate", "cast:bf16"]
     done = python("-c", HIDE + RUN, "codecs", "--measure", path, "--seconds", "0", "--codec", *specs)
@@ -324,11 +296,11 @@ def test_measure_says_why_a_codec_is_left_out(tmp_path: Path) -> None:
     assert done.stdout == (
         "values.npy: 100 x float64 in chunks of 1048576 bytes on host, 1 thread\n"
         "\n"
-        "codec      ratio  in GB/s  out GB/s  largest error  of the range  note\n"
-        "lz4            -        -         -              -             -  "
+        "codec      ratio  encode GB/s  decode GB/s  largest error  relative error  note\n"
+        "lz4            -            -            -              -               -  "
         "needs cramjam. Install it with 'pip install mpi_gpucomp[codecs]'.\n"
-        "gdeflate       -        -         -              -             -  needs a GPU\n"
-        "cast:bf16      -        -         -              -             -  needs elements of type float32. "
+        "gdeflate       -            -            -              -               -  needs a GPU\n"
+        "cast:bf16      -            -            -              -               -  needs elements of type float32. "
         "Choose a codec for this type: 'python -m mpi_gpucomp codecs' lists them.\n"
     )
 
@@ -336,19 +308,19 @@ def test_measure_says_why_a_codec_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("codec", "note"),
     [
-        ("signless", "WRONG: does not give back every bit"),
-        ("idle", "WRONG: does not give back every bit"),
-        ("deaf", "WRONG: does not decode its own bytes: noise"),
+        ("signless", "WRONG: is not lossless"),
+        ("idle", "WRONG: is not lossless"),
+        ("undecodable", "WRONG: cannot decode its own output: noise"),
     ],
 )
-def test_a_lossless_codec_that_loses_a_bit_is_a_failure(tmp_path: Path, codec: str, note: str) -> None:
+def test_a_defective_codec_is_a_failure(tmp_path: Path, codec: str, note: str) -> None:
     path = save(tmp_path, np.full(8, -0.0, np.float32))
     done = python("-c", OWN_CODECS + RUN, "codecs", "--measure", path, "--seconds", "0", "--codec", "none", codec)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[-1].endswith(f"  {note}")
 
 
-def test_interrupting_prints_what_was_measured(tmp_path: Path) -> None:
+def test_an_interrupt_prints_the_finished_measurements(tmp_path: Path) -> None:
     path = save(tmp_path, np.ones(8, np.float32))
     specs = ["zfp:rate=8", "interrupted", "none"]
     done = python("-c", OWN_CODECS + RUN, "codecs", "--measure", path, "--seconds", "0", "--codec", *specs)
@@ -356,21 +328,21 @@ def test_interrupting_prints_what_was_measured(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[3:]] == ["zfp:rate=8"]
 
 
-def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert refused(capsys, f"{tmp_path}/none.npy") == (
         f"python -m mpi_gpucomp: file {tmp_path}/none.npy: expected a .npy file, got No such file or directory. "
         "Write one with numpy.save; an array of objects cannot be used.\n"
     )
 
 
-def test_a_file_with_something_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_malformed_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "values.npy"
     for content in (b"", b"words", b"\x93NUMPY\x01\x00", Path(save(tmp_path, np.ones(9))).read_bytes()[:-1]):
         path.write_bytes(content)
-        said = refused(capsys, str(path))
-        assert said.startswith(f"python -m mpi_gpucomp: file {path}: expected a .npy file, got ")
-        assert said.endswith(". Write one with numpy.save; an array of objects cannot be used.\n")
-        assert said.count("\n") == 1
+        message = refused(capsys, str(path))
+        assert message.startswith(f"python -m mpi_gpucomp: file {path}: expected a .npy file, got ")
+        assert message.endswith(". Write one with numpy.save; an array of objects cannot be used.\n")
+        assert message.count("\n") == 1
 
 
 def test_a_file_of_objects_or_of_several_arrays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -387,12 +359,12 @@ def test_a_file_of_objects_or_of_several_arrays(capsys: pytest.CaptureFixture[st
     )
 
 
-def test_a_file_of_unknown_or_no_elements(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_with_unsupported_or_no_elements(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = save(tmp_path, np.array(["2020-01-01"], "M8[D]"))
     assert refused(capsys, path) == (
         f"python -m mpi_gpucomp: file {path}: expected elements of type uint8, int8, uint16, int16, uint32, int32, "
         "uint64, int64, float16, bfloat16, float32, float64, bool, complex64, complex128, got datetime64[D]. "
-        "Convert the array, or say with --dtype what its elements are.\n"
+        "Convert the array, or name the element type with --dtype.\n"
     )
     save(tmp_path, np.ones((3, 0)))
     assert refused(capsys, path) == (
@@ -401,19 +373,19 @@ def test_a_file_of_unknown_or_no_elements(capsys: pytest.CaptureFixture[str], tm
     )
 
 
-def test_a_type_that_does_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_unsuitable_element_type(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = save(tmp_path, np.ones(3))
     assert refused(capsys, path, "--dtype", "bfloat16") == (
-        f"python -m mpi_gpucomp: file {path}: expected a type of 8 bytes, as its float64 has, got bfloat16. "
-        "--dtype names the elements as they lie in the file; it converts nothing.\n"
+        f"python -m mpi_gpucomp: file {path}: expected a type of 8 bytes, like its float64, got bfloat16. "
+        "--dtype reinterprets the elements of the file; it does not convert them.\n"
     )
     assert refused(capsys, "--dtype", "int8") == (
-        "python -m mpi_gpucomp: option --dtype: expected one of float16, bfloat16, float32, float64 where there is no "
+        "python -m mpi_gpucomp: option --dtype: expected one of float16, bfloat16, float32, float64 without a "
         "file, got int8. Name a .npy file with values of this type: --measure FILE.\n"
     )
 
 
-def test_a_wrong_codec_or_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_codec_or_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "--codec", "splot").endswith(", got 'splot'. Did you mean split?\n")
     assert refused(capsys, "--device", "gpu") == (
         "python -m mpi_gpucomp: device 'gpu': expected host or cuda:N, got 'gpu'. Name the first GPU cuda:0.\n"
@@ -421,19 +393,19 @@ def test_a_wrong_codec_or_device(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
-        (["--codec", "split"], "--codec goes with --measure"),
-        (["--chunk", "1KB"], "--chunk goes with --measure"),
-        (["--measure", "--chunk", "0"], "expected bytes such as 65536, 64KB or 1MB (of 1024 KB), got '0'"),
-        (["--measure", "--chunk", "1.5MB"], "expected bytes such as 65536, 64KB or 1MB (of 1024 KB), got '1.5MB'"),
+        (["--codec", "split"], "--codec requires --measure"),
+        (["--chunk", "1KB"], "--chunk requires --measure"),
+        (["--measure", "--chunk", "0"], "expected a size such as 512K or 64MB, got '0'"),
+        (["--measure", "--chunk", "1.5TB"], "expected a size such as 512K or 64MB, got '1.5TB'"),
     ],
 )
-def test_wrong_options(capsys: pytest.CaptureFixture[str], args: list[str], said: str) -> None:
+def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["codecs", *args])
     assert caught.value.code == 2
-    assert capsys.readouterr().err.endswith(f"{said}\n")
+    assert capsys.readouterr().err.endswith(f"{message}\n")
 
 
 @pytest.mark.parametrize(("text", "chunks"), [("8", 4), ("32", 1), ("1k", 1), ("1KiB", 1), ("1 MB", 1), ("1g", 1)])
@@ -442,9 +414,9 @@ def test_sizes(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, ch
     assert measured(capsys, path, "--codec", "none", "--chunk", text)["none"]["chunks"] == chunks
 
 
-def errors(name: str, plain: list[float], decoded: list[float]) -> tuple[float, float]:
+def errors(name: str, raw: list[float], decoded: list[float]) -> tuple[float, float]:
     kind = ml_dtypes.bfloat16 if name == "bfloat16" else name
-    bits = [np.array(x, kind).view("u2") if name == "bfloat16" else np.array(x, kind) for x in (plain, decoded)]
+    bits = [np.array(x, kind).view("u2") if name == "bfloat16" else np.array(x, kind) for x in (raw, decoded)]
     dtype = dtype_of_name(name)
     assert dtype is not None
     return largest_error(*bits, dtype)
