@@ -48,4 +48,4 @@ def test_one_page_shows_the_differences_between_ranks():
     assert done.stdout.count("problems\n") == 1
     assert "rank 0: none (default)\n" in done.stdout
     assert "rank 1: nosuch0 (environment)\n" in done.stdout
-    assert "\n  rank 1: MPI_GPUCOMP_RAILS: no network device nosuch0. This machine has lo " in done.stdout
+    assert "\n  rank 1: MPI_GPUCOMP_RAILS: no network device nosuch0. This host has lo " in done.stdout

@@ -69,7 +69,7 @@ def test_a_machine_without_mpi4py_under_a_launcher() -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "problem"),
     [
-        ("RAILS", "lo,nosuch0", "MPI_GPUCOMP_RAILS: no network device nosuch0. This machine has lo (127.0.0.1)"),
+        ("RAILS", "lo,nosuch0", "MPI_GPUCOMP_RAILS: no network device nosuch0. This host has lo (127.0.0.1)"),
         ("HANG", "soon", "environment variable MPI_GPUCOMP_HANG: expected a number above 0, got 'soon'. "),
         (
             "HOST_LIBRARY",

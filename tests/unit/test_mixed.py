@@ -96,7 +96,7 @@ def test_xml_keeps_raw_lanes():
 
 def test_drawing_shows_raw_lanes():
     lines = draw(chain(0)).splitlines()
-    assert "  lane 0: to 1, channel 1, not encoded" in lines
+    assert "  lane 0: to 1, channel 1, raw" in lines
     assert "  lane 0: from 1 to 3, channel 0" in lines
 
 
