@@ -250,7 +250,10 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     remedy = "Create one with `osu_bench NAME --json FILE`."
     cases: list[tuple[list[Path | str], str]] = [
         ([missing], f"file {missing}: expected results of osu_bench, got No such file or directory. {remedy}"),
-        ([good, garbage], f"file {garbage}: expected results of osu_bench, got JSON without format 'osu_bench results'. {remedy}"),
+        (
+            [good, garbage],
+            f"file {garbage}: expected results of osu_bench, got JSON without format 'osu_bench results'. {remedy}",
+        ),
         (
             [good, "-o", tmp_path / "no" / "x.html"],
             f"file {tmp_path}/no/x.html: expected a file to write, got No such file or directory."
