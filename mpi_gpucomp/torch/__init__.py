@@ -1,7 +1,7 @@
-"""A backend of torch.distributed whose collectives travel compressed: init_process_group("gpucomp") under mpirun.
+"""PyTorch: the torch.distributed backend `gpucomp`, and helpers for training with any backend.
 
-Beside it, what works with any backend: a hook for DDP's gradients, and parameters from one rank to all. Importing this
-registers the backend, and starts neither MPI nor anything else; that is done when the first group is made.
+Importing this package registers the backend and lets `init_process_group("gpucomp")` run under mpirun without
+MASTER_ADDR. MPI is not initialised before the first process group.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.torch.register import register
+from mpi_gpucomp._torch_plugin import register
+from mpi_gpucomp.torch.rendezvous import use_mpi_by_default
 
 if TYPE_CHECKING:
     from mpi_gpucomp.torch.backend import GpucompProcessGroup, Options
@@ -26,7 +27,7 @@ __all__ = [
     "sync_parameters",
 ]
 
-_HOMES = {
+_MODULES = {
     "GpucompProcessGroup": "backend",
     "HookState": "hooks",
     "Options": "backend",
@@ -35,14 +36,15 @@ _HOMES = {
     "gpucomp_hook": "hooks",
     "sync_parameters": "sync",
 }
-"""Where each public name is defined; imported when it is asked for."""
+"""The module of each public name, imported on first use because it initialises MPI."""
 
 
 def __getattr__(name: str) -> object:
-    """Import what starts MPI only when it is asked for."""
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    """Import a public name on first use."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 register()
+use_mpi_by_default()

@@ -1,512 +1,429 @@
-"""Each collective of torch.distributed on tensors, carried out by a Communicator, in the way (`how`) of the policy.
+"""The collectives of torch.distributed on tensors, run by a Communicator.
 
-Which of MPI's collectives is called follows from what all ranks know alike, never from one rank's tensors.
+Which MPI collective is called depends only on what all ranks know, never on one rank's tensors. `options` are the call
+options that the policy of the group gives to the role of the operation.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
-from mpi_gpucomp.communicator import Communicator
 from mpi_gpucomp.device import DTYPES
-from mpi_gpucomp.errors import BufferSpecError, SpecError
+from mpi_gpucomp.engine.progress import Backoff
+from mpi_gpucomp.errors import BufferSpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from mpi_gpucomp._dispatch.plan import CallOptions
-
-    Ranks: TypeAlias = Communicator | MPI.Intracomm | dist.ProcessGroup | None
-    from collections.abc import Callable
+    from mpi_gpucomp.communicator import Communicator
 
 __all__ = [
-    "Patience",
-    "Reduction",
     "all_gather",
     "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_reduce_sparse",
-    "all_reduce_together",
     "all_to_all",
     "all_to_all_single",
+    "as_array",
     "barrier",
     "broadcast",
-    "communicator_of",
-    "elements",
-    "flat",
+    "copy_back",
+    "flatten",
     "gather",
-    "joined",
     "monitored_barrier",
-    "part_out",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
-    "reduction",
     "scatter",
-    "settle",
+    "wait_until",
 ]
 
-
-# torch's reductions in terms of MPI's: what is done to the elements before, by MPI, and after.
-
-_Kind: Any = ReduceOp.RedOpType  # torch's stub knows none of its members
-SUMS = (_Kind.SUM, _Kind.AVG, _Kind.PREMUL_SUM)
-OPERATIONS = {
-    _Kind.SUM: MPI.SUM,
-    _Kind.AVG: MPI.SUM,
-    _Kind.PREMUL_SUM: MPI.SUM,
-    _Kind.PRODUCT: MPI.PROD,
-    _Kind.MIN: MPI.MIN,
-    _Kind.MAX: MPI.MAX,
-    _Kind.BAND: MPI.BAND,
-    _Kind.BOR: MPI.BOR,
-    _Kind.BXOR: MPI.BXOR,
-}
-TRUTHS = {
-    _Kind.SUM: MPI.MAX,
-    _Kind.MAX: MPI.MAX,
-    _Kind.BOR: MPI.MAX,
-    _Kind.PRODUCT: MPI.MIN,
-    _Kind.MIN: MPI.MIN,
-    _Kind.BAND: MPI.MIN,
-    _Kind.BXOR: MPI.BXOR,
-}
-"""On bool, as bytes of 0 and 1: a sum is true if any is."""
-BITWISE = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
+SUPPORTED = frozenset(getattr(torch, dtype.name) for dtype in DTYPES)
+"""Element types of a Communicator; tensors of other types travel as bytes."""
+IN_NUMPY = SUPPORTED - {torch.bfloat16}
+EAGER_POLLS = 256
+"""Polls before the first nap of a wait: MPI makes progress only while it is polled."""
+MONITORED_TAGS = 1 << 14
+"""Monitored barriers with tags of their own, two each, before tags are reused; MPI guarantees 32767 tags."""
 
 
-class Reduction(NamedTuple):
-    """One reduction of elements of one type among so many ranks."""
-
-    op: MPI.Op
-    factor: Any
-    """What each rank's elements are multiplied by first; None if by nothing."""
-    divisor: int
-    """What the sums are divided by at the end; 1 if by nothing."""
-
-    def before(self, row: Tensor) -> Tensor:
-        """Return what MPI works on: the row itself, or a copy of it that was multiplied."""
-        row = row.view(torch.uint8) if row.dtype is torch.bool else row
-        return row if self.factor is None else (row * self.factor).to(row.dtype)
-
-    def after(self, row: Tensor) -> None:
-        """Finish the result in place."""
-        if self.divisor != 1:
-            row.div_(self.divisor, rounding_mode=None if row.is_floating_point() or row.is_complex() else "trunc")
+def flatten(tensor: Tensor) -> Tensor:
+    """Return the elements as a contiguous vector: a view of the tensor, or a copy if it is not contiguous."""
+    flat = tensor.detach()
+    if flat.is_conj() or flat.is_neg() or not flat.is_contiguous():
+        flat = flat.resolve_conj().resolve_neg().contiguous()
+    flat = flat.view(-1)
+    return flat if flat.dtype in SUPPORTED else flat.view(torch.uint8)
 
 
-def reduction(op: Any, dtype: torch.dtype, size: int) -> Reduction:
-    """Read one of torch's; raise what torch's own backends raise where it makes no sense."""
-    kind = getattr(op, "op", op)
-    integral = not (dtype.is_floating_point or dtype.is_complex)
-    table = TRUTHS if dtype is torch.bool else OPERATIONS
-    if kind not in table or (kind in BITWISE and not integral):
-        raise ValueError(f"Cannot use ReduceOp.{kind.name} with {dtype}")
-    factor = op.factor if kind == _Kind.PREMUL_SUM else None
-    return Reduction(table[kind], factor, size if kind == _Kind.AVG else 1)
+def flatten_all(tensors: Sequence[Tensor], *, copy: bool = True) -> Tensor:
+    """Return one new vector for tensors of one type, with a copy of their elements or uninitialised."""
+    flats = [flatten(tensor) for tensor in tensors]
+    if copy:
+        return torch.cat(flats) if len(flats) > 1 else flats[0].clone()
+    return flats[0].new_empty(sum(flat.numel() for flat in flats))
 
 
-# Tensors as a Communicator takes them: elements one behind the other, of a type that it knows, never copied if so.
-
-KNOWN = frozenset(getattr(torch, dtype.name) for dtype in DTYPES)
-NUMPY = KNOWN - {torch.bfloat16}
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """Return the elements in one row: the same memory, or a copy of a tensor with gaps."""
-    row = tensor.detach()
-    if row.is_conj() or row.is_neg() or not row.is_contiguous():
-        row = row.resolve_conj().resolve_neg().contiguous()
-    row = row.view(-1)
-    return row if row.dtype in KNOWN else row.view(torch.uint8)
+def as_array(flat: Tensor) -> Any:
+    """Return a NumPy array of a vector on the CPU, which a Communicator parses fastest, or the vector itself."""
+    return flat.numpy() if flat.dtype in IN_NUMPY and flat.device.type == "cpu" else flat
 
 
-def elements(row: Tensor) -> Any:
-    """Return a row as whatever gets a Communicator to its elements soonest."""
-    return row.numpy() if row.dtype in NUMPY and row.device.type == "cpu" else row
-
-
-def settle(tensor: Tensor, row: Tensor) -> None:
-    """Bring back what has arrived in the row of a tensor, if that was a copy."""
-    if row.data_ptr() != tensor.data_ptr() and row.numel():
+def copy_back(tensor: Tensor, flat: Tensor) -> None:
+    """Copy a result into the tensor, if `flatten` made a copy of it."""
+    if flat.data_ptr() != tensor.data_ptr() and flat.numel():
         with torch.no_grad():
-            tensor.detach().copy_(row.view(tensor.dtype).view(tensor.shape))
+            tensor.detach().copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
-def joined(tensors: Sequence[Tensor], *, filled: bool = True) -> Tensor:
-    """Return one row for many tensors of one type, with their elements or only room for them."""
-    rows = [flat(tensor) for tensor in tensors]
-    if filled:
-        return torch.cat(rows) if len(rows) > 1 else rows[0].clone()
-    return rows[0].new_empty(sum(row.numel() for row in rows))
-
-
-def part_out(row: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy a row that was made by `joined` to the tensors."""
+def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy a vector made by `flatten_all` back into its tensors."""
     start = 0
     with torch.no_grad():
         for tensor in tensors:
-            count = tensor.numel() * tensor.element_size() // row.element_size()
-            part = row[start : start + count]
-            tensor.detach().copy_(part.view(tensor.dtype).view(tensor.shape))
+            count = _count(tensor, flat)
+            tensor.detach().copy_(flat[start : start + count].view(tensor.dtype).view(tensor.shape))
             start += count
 
 
-def broadcast(comm: Communicator, how: CallOptions, tensor: Tensor, root: int) -> None:
-    """Send the root's elements to all."""
-    row = flat(tensor)
-    comm.Bcast(elements(row), root, **how)
-    settle(tensor, row)
+def _count(tensor: Tensor, flat: Tensor) -> int:
+    """Return the number of elements of a tensor in units of the vector's type."""
+    return tensor.numel() * tensor.element_size() // flat.element_size()
 
 
-# Reductions
+_RedOpType: Any = ReduceOp.RedOpType  # the stub declares no members
+MPI_OPS = {
+    _RedOpType.SUM: MPI.SUM,
+    _RedOpType.AVG: MPI.SUM,
+    _RedOpType.PREMUL_SUM: MPI.SUM,
+    _RedOpType.PRODUCT: MPI.PROD,
+    _RedOpType.MIN: MPI.MIN,
+    _RedOpType.MAX: MPI.MAX,
+    _RedOpType.BAND: MPI.BAND,
+    _RedOpType.BOR: MPI.BOR,
+    _RedOpType.BXOR: MPI.BXOR,
+}
+MPI_OPS_OF_BOOL = {
+    _RedOpType.SUM: MPI.MAX,
+    _RedOpType.MAX: MPI.MAX,
+    _RedOpType.BOR: MPI.MAX,
+    _RedOpType.PRODUCT: MPI.MIN,
+    _RedOpType.MIN: MPI.MIN,
+    _RedOpType.BAND: MPI.MIN,
+    _RedOpType.BXOR: MPI.BXOR,
+}
+"""Reductions of bool, on bytes of 0 and 1: a sum is True if any element is."""
+BITWISE = (_RedOpType.BAND, _RedOpType.BOR, _RedOpType.BXOR)
 
 
-def all_reduce(comm: Communicator, how: CallOptions, tensor: Tensor, op: Any) -> None:
-    """Reduce the elements of all ranks, everywhere, in place."""
-    row = flat(tensor)
-    by = reduction(op, tensor.dtype, comm.size)
-    work = by.before(row)
-    comm.Allreduce(MPI.IN_PLACE, elements(work), by.op, **how)
-    by.after(work)
-    settle(tensor, work)
+class Reduction(NamedTuple):
+    """A torch reduction as an MPI operation with a factor before and a divisor after it."""
+
+    op: MPI.Op
+    factor: Any
+    """Multiplies each rank's elements before the reduction; None for no factor."""
+    divisor: int
+    """Divides the result; 1 for no division."""
+
+    def prepare(self, flat: Tensor) -> Tensor:
+        """Return the input of the MPI operation: the vector itself, or a scaled copy."""
+        flat = flat.view(torch.uint8) if flat.dtype is torch.bool else flat
+        return flat if self.factor is None else (flat * self.factor).to(flat.dtype)
+
+    def finish(self, flat: Tensor) -> None:
+        """Divide the result in place."""
+        if self.divisor != 1:
+            flat.div_(self.divisor, rounding_mode=None if flat.is_floating_point() or flat.is_complex() else "trunc")
 
 
-def all_reduce_together(comm: Communicator, how: CallOptions, tensors: Sequence[Tensor], op: Any) -> None:
-    """Reduce many tensors; those of one type in one go."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+def reduction(op: Any, dtype: torch.dtype, size: int) -> Reduction:
+    """Return the reduction of a torch ReduceOp; raise ValueError, as torch's backends do, if it is undefined."""
+    kind = getattr(op, "op", op)
+    integral = not (dtype.is_floating_point or dtype.is_complex)
+    ops = MPI_OPS_OF_BOOL if dtype is torch.bool else MPI_OPS
+    if kind not in ops or (kind in BITWISE and not integral):
+        raise ValueError(f"Cannot use ReduceOp.{kind.name} with {dtype}")
+    factor = op.factor if kind == _RedOpType.PREMUL_SUM else None
+    return Reduction(ops[kind], factor, size if kind == _RedOpType.AVG else 1)
+
+
+def broadcast(comm: Communicator, options: CallOptions, tensor: Tensor, root: int) -> None:
+    """Send the root's elements to all ranks."""
+    flat = flatten(tensor)
+    comm.Bcast(as_array(flat), root, **options)
+    copy_back(tensor, flat)
+
+
+def all_reduce(comm: Communicator, options: CallOptions, tensor: Tensor, op: Any) -> None:
+    """Reduce the tensors of all ranks in place."""
+    reduce_op = reduction(op, tensor.dtype, comm.size)
+    flat = reduce_op.prepare(flatten(tensor))
+    comm.Allreduce(MPI.IN_PLACE, as_array(flat), reduce_op.op, **options)
+    reduce_op.finish(flat)
+    copy_back(tensor, flat)
+
+
+def all_reduce_coalesced(comm: Communicator, options: CallOptions, tensors: Sequence[Tensor], op: Any) -> None:
+    """Reduce several tensors in place, with one collective per element type and device."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for same in kinds.values():
-        if len(same) == 1:
-            all_reduce(comm, how, same[0], op)
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for group in groups.values():
+        if len(group) == 1:
+            all_reduce(comm, options, group[0], op)
         else:
-            row = joined(same)
-            all_reduce(comm, how, row, op)
-            part_out(row, same)
+            flat = flatten_all(group)
+            all_reduce(comm, options, flat, op)
+            unflatten(flat, group)
 
 
-def reduce(comm: Communicator, how: CallOptions, tensor: Tensor, op: Any, root: int) -> None:
-    """Reduce the elements of all ranks into the root's."""
-    row = flat(tensor)
-    by = reduction(op, tensor.dtype, comm.size)
-    work = by.before(row)
+def all_reduce_sparse(comm: Communicator, options: CallOptions, tensor: Tensor, op: Any) -> None:
+    """Sum sparse tensors in place: gather the elements of all ranks, and add them in rank order."""
+    if getattr(op, "op", op) != ReduceOp.SUM or tensor.layout is not torch.sparse_coo:
+        raise ValueError(
+            f"Cannot use {op} with {tensor.layout}: sparse tensors support only ReduceOp.SUM with torch.sparse_coo"
+        )
+    with torch.no_grad():
+        local = tensor.detach().coalesce()
+        indices, values = local.indices(), local.values()
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(comm.size)]
+        all_gather(comm, {}, counts, torch.tensor([values.shape[0]]))
+        lengths = [int(count) for count in counts]
+        all_indices = [indices.new_empty(indices.shape[0], length) for length in lengths]
+        all_values = [values.new_empty(length, *values.shape[1:]) for length in lengths]
+        all_gather(comm, {}, all_indices, indices.contiguous())
+        all_gather(comm, options, all_values, values.contiguous())
+        total = torch.sparse_coo_tensor(torch.cat(all_indices, 1), torch.cat(all_values), tensor.shape)
+        tensor.copy_(total.coalesce())
+
+
+def reduce(comm: Communicator, options: CallOptions, tensor: Tensor, op: Any, root: int) -> None:
+    """Reduce the tensors of all ranks into the root's."""
+    reduce_op = reduction(op, tensor.dtype, comm.size)
+    flat = reduce_op.prepare(flatten(tensor))
     if comm.rank == root:
-        comm.Reduce(MPI.IN_PLACE, elements(work), by.op, root, **how)
-        by.after(work)
-        settle(tensor, work)
+        comm.Reduce(MPI.IN_PLACE, as_array(flat), reduce_op.op, root, **options)
+        reduce_op.finish(flat)
+        copy_back(tensor, flat)
     else:
-        comm.Reduce(elements(work), None, by.op, root, **how)
+        comm.Reduce(as_array(flat), None, reduce_op.op, root, **options)
 
 
-def reduce_scatter_single(comm: Communicator, how: CallOptions, output: Tensor, source: Tensor, op: Any) -> None:
-    """Reduce the elements of all ranks, each taking its share."""
-    row, by = flat(output), reduction(op, source.dtype, comm.size)
-    sent = by.before(flat(source))
-    into = row.view(torch.uint8) if row.dtype is torch.bool else row
-    if _within(into, sent):
-        into = into.clone()
-    comm.Reduce_scatter_block(elements(sent), elements(into), by.op, **how)
-    by.after(into)
-    settle(output, into)
-
-
-def reduce_scatter(comm: Communicator, how: CallOptions, output: Tensor, sources: Sequence[Tensor], op: Any) -> None:
-    """Reduce one tensor for each rank, whose lengths may differ."""
-    counts = [source.numel() for source in sources]
+def reduce_scatter(comm: Communicator, options: CallOptions, output: Tensor, inputs: Sequence[Tensor], op: Any) -> None:
+    """Reduce one tensor per rank, whose lengths may differ; each rank receives its own."""
+    counts = [tensor.numel() for tensor in inputs]
     if len(set(counts)) == 1:
-        reduce_scatter_single(comm, how, output, joined(sources), op)
+        reduce_scatter_single(comm, options, output, flatten_all(inputs), op)
         return
-    row, by = flat(output), reduction(op, output.dtype, comm.size)
-    sent = by.before(joined(sources))
-    into = row.view(torch.uint8) if row.dtype is torch.bool else row
-    comm.Reduce_scatter(elements(sent), elements(into), counts, by.op, **how)
-    by.after(into)
-    settle(output, into)
+    reduce_op = reduction(op, output.dtype, comm.size)
+    source, target = reduce_op.prepare(flatten_all(inputs)), _bool_as_bytes(flatten(output))
+    comm.Reduce_scatter(as_array(source), as_array(target), counts, reduce_op.op, **options)
+    reduce_op.finish(target)
+    copy_back(output, target)
 
 
-# Moving elements
+def reduce_scatter_single(comm: Communicator, options: CallOptions, output: Tensor, source: Tensor, op: Any) -> None:
+    """Reduce a tensor; each rank receives an equal part."""
+    reduce_op = reduction(op, source.dtype, comm.size)
+    flat, target = reduce_op.prepare(flatten(source)), _bool_as_bytes(flatten(output))
+    if _overlaps(target, flat):
+        target = target.clone()
+    comm.Reduce_scatter_block(as_array(flat), as_array(target), reduce_op.op, **options)
+    reduce_op.finish(target)
+    copy_back(output, target)
 
 
-def all_gather_single(comm: Communicator, how: CallOptions, output: Tensor, source: Tensor) -> None:
-    """Put the elements of all ranks one behind the other, everywhere."""
-    row, own = flat(output), flat(source)
-    _check_room(comm, "all_gather_single", [row.numel() // comm.size] * comm.size, own.numel(), row.numel())
-    _share(row, own, comm.rank * own.numel())
-    # In place, so that with a lossy codec this rank holds what the others get.
-    comm.Allgather(MPI.IN_PLACE, elements(row), **how)
-    settle(output, row)
+def _bool_as_bytes(flat: Tensor) -> Tensor:
+    return flat.view(torch.uint8) if flat.dtype is torch.bool else flat
 
 
-def all_gather(comm: Communicator, how: CallOptions, outputs: Sequence[Tensor], source: Tensor) -> None:
-    """Collect the tensors of all ranks, whose lengths may differ, everywhere."""
-    row, own = joined(outputs, filled=False), flat(source)
-    counts = [_count(output, row) for output in outputs]
-    _check_room(comm, "all_gather", counts, own.numel())
+def _overlaps(part: Tensor, whole: Tensor) -> bool:
+    """Return True if a vector starts in the memory of another."""
+    first = whole.data_ptr()
+    return first <= part.data_ptr() < first + whole.numel() * whole.element_size()
+
+
+def all_gather(comm: Communicator, options: CallOptions, outputs: Sequence[Tensor], source: Tensor) -> None:
+    """Gather the tensors of all ranks, whose lengths may differ, on all ranks."""
+    flat, local = flatten_all(outputs, copy=False), flatten(source)
+    counts = [_count(output, flat) for output in outputs]
+    _check_outputs("all_gather", comm, counts, local.numel())
     starts = list(accumulate(counts[:-1], initial=0))
-    _share(row, own, starts[comm.rank])
+    _place(flat, local, starts[comm.rank])
     if len(set(counts)) == 1:
-        comm.Allgather(MPI.IN_PLACE, elements(row), **how)
+        comm.Allgather(MPI.IN_PLACE, as_array(flat), **options)
     else:
-        comm.Allgatherv(MPI.IN_PLACE, [elements(row), (counts, starts)], **how)
-    part_out(row, outputs)
+        comm.Allgatherv(MPI.IN_PLACE, [as_array(flat), (counts, starts)], **options)
+    unflatten(flat, outputs)
 
 
-def gather(comm: Communicator, how: CallOptions, outputs: Sequence[Tensor], source: Tensor, root: int) -> None:
-    """Collect the tensors of all ranks at the root."""
-    own = flat(source)
-    if comm.rank != root:
-        comm.Gather(elements(own), None, root, **how)
+def all_gather_single(comm: Communicator, options: CallOptions, output: Tensor, source: Tensor) -> None:
+    """Gather the tensors of all ranks into one tensor on all ranks."""
+    flat, local = flatten(output), flatten(source)
+    _check_output("all_gather_single", comm, flat.numel(), local.numel())
+    _place(flat, local, comm.rank * local.numel())
+    # In place: with a lossy codec this rank then holds the same values as the others.
+    comm.Allgather(MPI.IN_PLACE, as_array(flat), **options)
+    copy_back(output, flat)
+
+
+def _place(flat: Tensor, local: Tensor, start: int) -> None:
+    """Copy this rank's elements to their place in the result, unless they are a view of it."""
+    place = flat[start : start + local.numel()]
+    if local.data_ptr() != place.data_ptr():
+        place.copy_(local)
+
+
+def _check_outputs(topic: str, comm: Communicator, counts: list[int], local: int) -> None:
+    """Raise unless there is one output per rank, and this rank's has the length of its input; MPI cannot check it."""
+    if len(counts) != comm.size:
+        expected, got = f"{comm.size} output tensors, one per rank", str(len(counts))
+    elif counts[comm.rank] != local:
+        expected, got = f"output {comm.rank} to have {local} elements, as the input", str(counts[comm.rank])
+    else:
         return
-    row = joined(outputs, filled=False)
-    comm.Gather(elements(own), elements(row), root, **how)
-    part_out(row, outputs)
+    remedy = "Pass one output tensor per rank, of the size that the rank sends."
+    raise BufferSpecError(topic, expected=expected, got=got, remedy=remedy, rank=comm.rank)
 
 
-def scatter(comm: Communicator, how: CallOptions, output: Tensor, sources: Sequence[Tensor], root: int) -> None:
-    """Send every rank one of the root's tensors."""
-    row = flat(output)
-    sent = elements(joined(sources)) if comm.rank == root else None
-    comm.Scatter(sent, elements(row), root, **how)
-    settle(output, row)
-
-
-def all_to_all_single(
-    comm: Communicator, how: CallOptions, output: Tensor, source: Tensor, received: Sequence[int], sent: Sequence[int]
-) -> None:
-    """Send every rank its share of every rank's elements: equal shares, or so many rows of the first dimension."""
-    into, out = flat(output), flat(source)
-    if not received and not sent:
-        comm.Alltoall(elements(out), elements(into), **how)
-    else:
-        counts = _rows(source, out, sent, comm.size), _rows(output, into, received, comm.size)
-        comm.Alltoallv([elements(out), counts[0]], [elements(into), counts[1]], **how)
-    settle(output, into)
-
-
-def all_to_all(comm: Communicator, how: CallOptions, outputs: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Send every rank one tensor, whose lengths may differ."""
-    into, out = joined(outputs, filled=False), joined(sources)
-    counts = [_count(source, out) for source in sources], [_count(output, into) for output in outputs]
-    comm.Alltoallv([elements(out), counts[0]], [elements(into), counts[1]], **how)
-    part_out(into, outputs)
-
-
-def _check_room(comm: Communicator, topic: str, counts: list[int], own: int, whole: int | None = None) -> None:
-    """Raise unless there is room for every rank, and for this one's elements where they go: MPI cannot see that."""
-    fits = len(counts) == comm.size and counts[comm.rank] == own and whole in (None, own * comm.size)
-    if not fits:
-        room = counts[comm.rank] if comm.rank < len(counts) else 0
+def _check_output(topic: str, comm: Communicator, count: int, local: int) -> None:
+    """Raise unless the output has room for the input of every rank."""
+    if count != local * comm.size:
         raise BufferSpecError(
             topic,
-            expected=f"{comm.size} tensors to receive, and this rank's of {own} elements"
-            if whole is None
-            else f"room for {own} elements of each of {comm.size} ranks",
-            got=f"{len(counts)}, and {room} elements" if whole is None else f"room for {whole} in all",
-            remedy="Pass tensors of the sizes that the ranks send.",
+            expected=f"an output of {local * comm.size} elements, {local} from each of {comm.size} ranks",
+            got=f"{count} elements",
+            remedy="Pass an output tensor of the size of all inputs.",
             rank=comm.rank,
         )
 
 
-def _rows(tensor: Tensor, row: Tensor, splits: Sequence[int], ranks: int) -> list[int]:
-    """Return the elements of each rank's share of a tensor."""
-    length = tensor.shape[0] if tensor.dim() else 1
-    shares = list(splits) or [length // ranks] * ranks
-    width = row.numel() // length if length else 0
-    return [share * width for share in shares]
+def gather(comm: Communicator, options: CallOptions, outputs: Sequence[Tensor], source: Tensor, root: int) -> None:
+    """Gather the tensors of all ranks at the root."""
+    local = as_array(flatten(source))
+    if comm.rank == root:
+        flat = flatten_all(outputs, copy=False)
+        comm.Gather(local, as_array(flat), root, **options)
+        unflatten(flat, outputs)
+    else:
+        comm.Gather(local, None, root, **options)
 
 
-def _count(tensor: Tensor, row: Tensor) -> int:
-    """Return how many elements of the row's type a tensor has."""
-    return tensor.numel() * tensor.element_size() // row.element_size()
+def scatter(comm: Communicator, options: CallOptions, output: Tensor, inputs: Sequence[Tensor], root: int) -> None:
+    """Send each rank one of the root's tensors."""
+    flat = flatten(output)
+    source = as_array(flatten_all(inputs)) if comm.rank == root else None
+    comm.Scatter(source, as_array(flat), root, **options)
+    copy_back(output, flat)
 
 
-def _share(row: Tensor, own: Tensor, start: int) -> None:
-    """Put this rank's elements where they belong, unless they are there."""
-    place = row[start : start + own.numel()]
-    if own.data_ptr() != place.data_ptr():
-        place.copy_(own)
+def all_to_all(comm: Communicator, options: CallOptions, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Send each rank one tensor, whose lengths may differ."""
+    source, target = flatten_all(inputs), flatten_all(outputs, copy=False)
+    send_counts = [_count(tensor, source) for tensor in inputs]
+    recv_counts = [_count(tensor, target) for tensor in outputs]
+    comm.Alltoallv([as_array(source), send_counts], [as_array(target), recv_counts], **options)
+    unflatten(target, outputs)
 
 
-def _within(one: Tensor, other: Tensor) -> bool:
-    """Say whether the memory of one lies in that of the other."""
-    first = other.data_ptr()
-    return first <= one.data_ptr() < first + other.numel() * other.element_size()
+def all_to_all_single(
+    comm: Communicator,
+    options: CallOptions,
+    output: Tensor,
+    source: Tensor,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
+) -> None:
+    """Send each rank a part of a tensor: equal parts, or as many rows of the first dimension as its split."""
+    flat, target = flatten(source), flatten(output)
+    if output_splits or input_splits:
+        send_counts = _split_counts(source, flat, input_splits, comm.size)
+        recv_counts = _split_counts(output, target, output_splits, comm.size)
+        comm.Alltoallv([as_array(flat), send_counts], [as_array(target), recv_counts], **options)
+    else:
+        comm.Alltoall(as_array(flat), as_array(target), **options)
+    copy_back(output, target)
 
 
-# Sums of sparse tensors: every rank hears of all elements, and adds them up in the order of the ranks.
+def _split_counts(tensor: Tensor, flat: Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """Return the number of elements of each split."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    row_elements = flat.numel() // rows if rows else 0
+    return [split * row_elements for split in splits or [rows // size] * size]
 
 
-def all_reduce_sparse(comm: Communicator, how: CallOptions, tensor: Tensor, op: Any) -> None:
-    """Add up the sparse tensors of all ranks, everywhere, in place."""
-    if getattr(op, "op", op) != ReduceOp.SUM or tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"Cannot use {op} with {tensor.layout}: of sparse tensors there are sums of sparse_coo alone")
-    with torch.no_grad():
-        own = tensor.detach().coalesce()
-        places, found = own.indices(), own.values()
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(comm.size)]
-        all_gather(comm, {}, counts, torch.tensor([found.shape[0]]))
-        lengths = [int(count) for count in counts]
-        all_places = [places.new_empty(places.shape[0], length) for length in lengths]
-        all_found = [found.new_empty(length, *found.shape[1:]) for length in lengths]
-        all_gather(comm, {}, all_places, places.contiguous())
-        all_gather(comm, how, all_found, found.contiguous())
-        whole = torch.sparse_coo_tensor(torch.cat(all_places, 1), torch.cat(all_found), tensor.shape).coalesce()
-        tensor.copy_(whole)
-
-
-# The communicator behind torch's ranks: the gpucomp group's own, or one over MPI beside gloo or NCCL.
-
-
-def communicator_of(ranks: Ranks) -> Communicator:
-    """Return the communicator of a group, or one over MPI's ranks; None means all ranks."""
-    if ranks is None:
-        ranks = dist.group.WORLD if dist.is_initialized() else None
-    if isinstance(ranks, Communicator):
-        return ranks
-    if isinstance(ranks, MPI.Intracomm):
-        return Communicator(ranks)
-    own = getattr(ranks, "communicator", None)
-    if isinstance(own, Communicator):
-        return own
-    _check_same_ranks(ranks)
-    return _world()
-
-
-@cache
-def _world() -> Communicator:
-    return Communicator(MPI.COMM_WORLD)
-
-
-def _check_same_ranks(group: dist.ProcessGroup | None) -> None:
-    """Raise unless another backend's group numbers all ranks as MPI does."""
-    world = MPI.COMM_WORLD
-    torchs = (world.rank, world.size) if group is None else (group.rank(), group.size())
-    if torchs != (world.rank, world.size):
-        raise SpecError(
-            "communicator of a torch group",
-            expected=f"rank {world.rank} of {world.size}, as MPI has it",
-            got=f"rank {torchs[0]} of {torchs[1]}",
-            remedy="Start torch with MPI's ranks, or pass a Communicator of the group's ranks.",
-            rank=world.rank,
-        )
-
-
-# CallOptions whoever looks again and again at a call of MPI's own rests between two looks.
-
-EAGER_SECONDS = 2e-3
-"""How long looks follow each other at once, apart from letting others have the processor: MPI only goes on then."""
-SHORTEST_NAP, LONGEST_NAP = 20e-6, 1e-3
-
-
-class Patience:
-    """One wait: eager at first, then with longer and longer naps."""
-
-    def __init__(self) -> None:
-        """Begin to wait."""
-        self._nap, self._eager_until = SHORTEST_NAP, time.monotonic() + EAGER_SECONDS
-
-    def rest(self) -> None:
-        """Rest until the next look."""
-        if time.monotonic() < self._eager_until:
-            os.sched_yield()
-            return
-        time.sleep(self._nap)
-        self._nap = min(LONGEST_NAP, 1.5 * self._nap)
-
-
-# Barriers that end in time: one that all ranks pass or none, and one that says who has not come.
-
-TURNS = 10000
-"""So many monitored barriers have tags of their own."""
-
-
-class Tags(NamedTuple):
-    """The tags of one monitored barrier's messages: at the upper end, where nobody counts up to."""
-
-    here: int
-    go: int
-
-
-def _wait(ready: Callable[[], bool], limit: float) -> bool:
-    """Look until something is true, or time is up; say which."""
-    until, patience = time.monotonic() + limit, Patience()
+def wait_until(ready: Callable[[], bool], timeout: float) -> bool:
+    """Poll until `ready` returns True; return False after `timeout` seconds."""
+    deadline, backoff = time.monotonic() + timeout, Backoff(EAGER_POLLS)
     while not ready():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return False
-        patience.rest()
+        if not backoff.rest():
+            os.sched_yield()  # ranks may share cores
     return True
 
 
-def barrier(comm: Communicator, limit: float) -> None:
-    """Wait until all ranks are here; raise if that takes longer than so many seconds."""
+def barrier(comm: Communicator, timeout: float) -> None:
+    """Wait until all ranks have reached the barrier; raise RuntimeError after `timeout` seconds."""
     request = comm.Ibarrier()
-    if not _wait(request.Test, limit):
-        raise RuntimeError(f"barrier: Timed out waiting {limit * 1000:.0f} ms for all ranks")
+    if not wait_until(request.Test, timeout):
+        raise RuntimeError(f"barrier: Timed out waiting {timeout * 1000:.0f} ms for all ranks")
 
 
-def monitored_barrier(comm: Communicator, turn: int, limit: float, wait_all_ranks: bool) -> None:
-    """Let rank 0 hear of every rank in turn, and then let all go; say who has not come.
+def monitored_barrier(comm: MPI.Intracomm, number: int, timeout: float, wait_all_ranks: bool) -> None:
+    """Wait until all ranks have reached the barrier; raise an error on rank 0 that names the missing ranks.
 
-    It is the `turn`-th of the group: what a rank sends that comes too late for one must not do for the next.
+    Each rank reports to rank 0, which then releases them. `number` counts the monitored barriers of the group: messages
+    of one that timed out must not match the next. `comm` carries nothing else. The texts of errors are gloo's.
     """
-    most = comm.Get_attr(MPI.TAG_UB)
-    tags = Tags(most - 2 * (turn % TURNS), most - 2 * (turn % TURNS) - 1)
+    report_tag = 2 * (number % MONITORED_TAGS)
     if comm.rank == 0:
-        _watch_over(comm, tags, limit, wait_all_ranks)
-    else:
-        _report(comm, tags, limit)
+        _monitor_ranks(comm, report_tag, timeout, wait_all_ranks)
+        return
+    comm.Send(bytearray(1), 0, report_tag)
+    if _recv_flag(comm, 0, report_tag + 1, timeout) != 1:
+        raise RuntimeError(
+            f"[Rank {comm.rank}]: Rank {comm.rank} successfully reached monitoredBarrier, but received errors while "
+            "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+        )
 
 
-def _watch_over(comm: Communicator, tags: Tags, limit: float, wait_all_ranks: bool) -> None:
-    missing, until = [], time.monotonic() + limit
-    if limit <= 0:
+def _monitor_ranks(comm: MPI.Intracomm, report_tag: int, timeout: float, wait_all_ranks: bool) -> None:
+    if timeout <= 0:
         raise RuntimeError("[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms")
+    deadline, missing = time.monotonic() + timeout, []
     for rank in range(1, comm.size):
-        if _heard(comm, rank, tags.here, max(0.0, until - time.monotonic())) is None:
+        if _recv_flag(comm, rank, report_tag, max(0.0, deadline - time.monotonic())) is None:
             missing.append(rank)
             if not wait_all_ranks:
                 break
     if not missing or wait_all_ranks:
         for rank in range(1, comm.size):
             if rank not in missing:
-                comm.send(not missing, rank, tags.go)
+                comm.Send(bytearray([not missing]), rank, report_tag + 1)
     if missing:
-        who = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0]}"
-        raise RuntimeError(f"[Rank 0]: {who} failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
+        names = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0]}"
+        raise RuntimeError(f"[Rank 0]: {names} failed to pass monitoredBarrier in {timeout * 1000:.0f} ms")
 
 
-def _report(comm: Communicator, tags: Tags, limit: float) -> None:
-    comm.send(True, 0, tags.here)
-    if not _heard(comm, 0, tags.go, limit):
-        text = f"[Rank {comm.rank}]: Rank {comm.rank} successfully reached monitoredBarrier, but received errors "
-        raise RuntimeError(f"{text}while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.")
-
-
-def _heard(comm: Communicator, rank: int, tag: int, limit: float) -> Any:
-    """Return what a rank has sent, None if nothing in time; mpi4py's own messages do, which are short and exact."""
-    request: MPI.Request = comm.irecv(None, rank, tag)
-    heard: list[Any] = []
-
-    def look() -> bool:
-        arrived, message = request.test()
-        heard.append(message)
-        return arrived
-
-    if _wait(look, limit):
-        return heard[-1]
+def _recv_flag(comm: MPI.Intracomm, rank: int, tag: int, timeout: float) -> int | None:
+    """Receive one byte; return None after `timeout` seconds."""
+    flag = bytearray(1)
+    request = comm.Irecv(flag, rank, tag)
+    if wait_until(request.Test, timeout):
+        return flag[0]
+    status = MPI.Status()
     request.Cancel()
-    request.Free()
-    return None
+    request.Wait(status)
+    return None if status.Is_cancelled() else flag[0]

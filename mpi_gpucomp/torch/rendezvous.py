@@ -1,4 +1,8 @@
-"""How the ranks of an mpirun find each other for torch: rank and size from MPI, and a store that rank 0 opens."""
+"""Rendezvous over MPI: rank and size are those of MPI.COMM_WORLD, and rank 0 serves the store.
+
+`init_method="mpi://"` selects it. Importing mpi_gpucomp.torch also makes it the fallback of `env://`, torch's default,
+in processes that an MPI launcher started without MASTER_ADDR. MPI is initialised by the rendezvous, not by the import.
+"""
 
 from __future__ import annotations
 
@@ -7,110 +11,162 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from datetime import timedelta
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
-from mpi4py import MPI
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.constants import default_pg_timeout
+import numpy as np
+import torch.distributed as dist
 
 from mpi_gpucomp.errors import DeviceError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
 
-__all__ = ["check_launched", "meet"]
+    from mpi4py import MPI
+    from torch._C._distributed_c10d import Store, TCPStore
 
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "SLURM_STEP_ID")
-"""Variables of which a launcher of MPI programs sets some."""
+__all__ = ["rendezvous", "use_mpi_by_default"]
+
+LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "SLURM_STEP_ID")
+"""Variables set by MPI launchers; each launcher sets at least one."""
+TORCH_VARIABLES = ("MASTER_ADDR", "TORCHELASTIC_RUN_ID")
+"""Variables that configure torch's own `env://` rendezvous."""
 LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915
-"""The request of ioctl for the address of an interface."""
+"""ioctl request for the address of a network interface."""
+HOST_NAME_BYTES = 256
+CONNECT_SECONDS = 5.0
 
-_meetings = 0
+_count = 0
 
 
-def check_launched() -> None:
-    """Raise where no launcher has started this process."""
-    if MPI.COMM_WORLD.size > 1 or any(name in os.environ for name in LAUNCHED):
+@cache
+def use_mpi_by_default() -> None:
+    """Make `mpi://` the fallback of `env://` in processes started by an MPI launcher without MASTER_ADDR."""
+    if not dist.is_available():
         return
-    raise DeviceError(
-        "torch.distributed, backend gpucomp",
-        expected="a process that mpirun has started",
-        got="one that was started by itself",
-        remedy="Run it as `mpirun -n 4 python ...`; for one rank, as `mpirun -n 1 python ...`.",
-    )
+    from torch.distributed.rendezvous import _rendezvous_handlers
+
+    env_rendezvous = _rendezvous_handlers["env"]
+
+    @wraps(env_rendezvous)
+    def env_or_mpi(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        by_mpi = _launched() and not any(name in os.environ for name in TORCH_VARIABLES)
+        return rendezvous(url, **kwargs) if by_mpi else env_rendezvous(url, **kwargs)
+
+    _rendezvous_handlers["env"] = env_or_mpi
 
 
-def meet(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[tuple[Store, int, int]]:
-    """Yield store, rank and size, as torch wants it; all ranks of MPI's world do."""
-    global _meetings
+def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    """Yield store, rank and size to torch; collective over MPI.COMM_WORLD."""
+    global _count
+    from mpi4py import MPI
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.constants import default_pg_timeout
+
     world = MPI.COMM_WORLD
-    check_launched()
-    _check_same(url, world)
-    store = _store(world, timeout)
-    _meetings += 1
-    yield PrefixStore(f"meeting {_meetings}", store), world.rank, world.size
+    _check_launched(world)
+    _check_rank(url, world)
+    store = _create_store(world, timeout or default_pg_timeout)
+    _count += 1
+    yield PrefixStore(f"rendezvous {_count}", store), world.rank, world.size
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
 
-def _check_same(url: str, world: MPI.Intracomm) -> None:
-    """Raise if a rank or size that the caller gives is not MPI's."""
-    given = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()}
-    got = given.get("rank", world.rank), given.get("world_size", world.size)
+def _launched() -> bool:
+    return any(name in os.environ for name in LAUNCHER_VARIABLES)
+
+
+def _check_launched(world: MPI.Intracomm) -> None:
+    """Raise if no MPI launcher started this process."""
+    if world.size == 1 and not _launched():
+        raise DeviceError(
+            "torch.distributed, backend gpucomp",
+            expected="a process started by an MPI launcher",
+            got="a process started without one",
+            remedy="Run it as `mpirun -n 4 python ...`; for one rank, as `mpirun -n 1 python ...`.",
+        )
+
+
+def _check_rank(url: str, world: MPI.Intracomm) -> None:
+    """Raise if the caller passed a rank or size that is not MPI's."""
+    query = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()}
+    got = query.get("rank", world.rank), query.get("world_size", world.size)
     if got != (world.rank, world.size):
         raise SpecError(
             "init_process_group",
-            expected=f"rank {world.rank} of {world.size}, as mpirun has it",
+            expected=f"MPI's rank and size, rank {world.rank} of {world.size}",
             got=f"rank {got[0]} of {got[1]}",
-            remedy="Leave rank and world_size out.",
+            remedy="Omit rank and world_size.",
             rank=world.rank,
         )
 
 
-def _store(world: MPI.Intracomm, timeout: timedelta) -> TCPStore:
-    """Let rank 0 open a store on a port that is free, and the others find it."""
-    one_host = len(set(world.allgather(socket.gethostname()))) == 1
+def _create_store(world: MPI.Intracomm, timeout: timedelta) -> TCPStore:
+    """Serve a store on a free port of rank 0, and connect the other ranks to it."""
+    from torch._C._distributed_c10d import TCPStore
+
+    same_host = _on_one_host(world)
     if world.rank == 0:
         store = TCPStore(LOOPBACK, 0, world.size, is_master=True, timeout=timeout, wait_for_workers=False)
-        world.bcast(([LOOPBACK] if one_host else _addresses(), store.port))
+        _broadcast_text(world, " ".join([str(store.port), *([LOOPBACK] if same_host else _local_addresses())]))
         return store
-    addresses, port = world.bcast(None)
-    found = _first_that_answers(addresses, port)
-    return TCPStore(found, port, world.size, is_master=False, timeout=timeout, wait_for_workers=False)
+    port, *addresses = _broadcast_text(world).split()
+    address = _reachable_address(addresses, int(port), world.rank)
+    return TCPStore(address, int(port), world.size, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def _addresses() -> list[str]:
-    """Return by which addresses other hosts may reach this one: that of its name, then those of its interfaces."""
-    name = socket.gethostname()
+def _on_one_host(world: MPI.Intracomm) -> bool:
+    name = np.array([socket.gethostname().encode()], dtype=f"S{HOST_NAME_BYTES}")
+    names = np.empty(world.size, name.dtype)
+    world.Allgather(name.view(np.uint8), names.view(np.uint8))
+    return len({*names.tolist()}) == 1
+
+
+def _broadcast_text(world: MPI.Intracomm, text: str = "") -> str:
+    """Return rank 0's text on all ranks."""
+    payload = np.frombuffer(text.encode(), np.uint8).copy()
+    length = np.array([payload.size])
+    world.Bcast(length)
+    if world.rank != 0:
+        payload = np.empty(length[0], np.uint8)
+    world.Bcast(payload)
+    return payload.tobytes().decode()
+
+
+def _local_addresses() -> list[str]:
+    """Return the addresses of this host's name, then those of its interfaces."""
+    interfaces = _interface_addresses()
     with suppress(OSError):
-        named = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-        return [*dict.fromkeys([*named, *_interfaces()])]
-    return _interfaces()
+        infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        return [*dict.fromkeys([*(str(info[4][0]) for info in infos), *interfaces])]
+    return interfaces
 
 
-def _interfaces() -> list[str]:
-    found = []
+def _interface_addresses() -> list[str]:
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if address != LOOPBACK]
+                reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                addresses.append(socket.inet_ntoa(reply[20:24]))
+    return [address for address in addresses if address != LOOPBACK]
 
 
-def _first_that_answers(addresses: list[str], port: int) -> str:
+def _reachable_address(addresses: list[str], port: int, rank: int) -> str:
+    """Return the first address that accepts a connection."""
     for address in addresses:
         try:
-            socket.create_connection((address, port), timeout=5).close()
+            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
         except OSError:
             continue
         return address
     raise DeviceError(
         "init_process_group",
-        expected="a way to rank 0's store",
-        got=f"no answer from {', '.join(addresses)} at port {port}",
-        remedy="Set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, which torch then uses instead.",
-        rank=MPI.COMM_WORLD.rank,
+        expected="a connection to the store of rank 0",
+        got=f"no connection to {', '.join(addresses)} on port {port}",
+        remedy="Set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE to use torch's env:// rendezvous.",
+        rank=rank,
     )

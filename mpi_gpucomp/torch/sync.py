@@ -1,6 +1,6 @@
-"""Parameters from one rank to all: once, after every step of an optimizer, or whenever somebody says so.
+"""Broadcast of parameters from one rank to all: once, after every optimizer step, or on request.
 
-Many small tensors travel in one bucket. Unless a codec is asked for, what arrives is what was sent, bit for bit.
+Small tensors are packed into buckets. The transfer is lossless unless a lossy codec is selected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.delta import Delta
 from mpi_gpucomp.communicator import Request
-from mpi_gpucomp.torch.collectives import communicator_of
+from mpi_gpucomp.torch.backend import communicator_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.communicator import Communicator
-    from mpi_gpucomp.torch.collectives import Ranks
+    from mpi_gpucomp.torch.backend import Ranks
 
 __all__ = ["ParameterSync", "broadcast_after_step", "sync_parameters"]
 
 BUCKET_BYTES = 1 << 25
-_numbers = count()
-"""All ranks make their syncs in the same order, so that those of one number belong together."""
+_sync_number = count()
+"""Names the broadcasts of a sync: all ranks create their syncs in the same order."""
 
 
 class ParameterSync:
-    """The same tensors, broadcast again and again."""
+    """Repeated broadcast of the same tensors."""
 
     def __init__(
         self,
@@ -45,45 +45,45 @@ class ParameterSync:
         exact_root: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        """Let all ranks name their copies of the tensors, in the same order.
+        """Prepare the broadcasts; all ranks pass their copies of the tensors in the same order.
 
-        Without a `codec` it is the one that the communicator has for the role "parameters", or else a lossless one.
-        codec="delta" sends what has changed since the last time. With a lossy one the root too takes what is decoded,
-        so that all ranks have the same, unless `exact_root` says that it keeps its own.
+        `codec` defaults to the communicator's codec for the role "parameters", then to a lossless one. codec="delta"
+        sends the difference from the previous broadcast. With a lossy codec the root takes the decoded values too, so
+        that all ranks hold identical ones, unless `exact_root` is set.
         """
         communicator = communicator_of(ranks)
-        codec = _codec(communicator) if codec is None else codec
-        name = f"parameters {next(_numbers)}"
-        parts = enumerate(_divided([tensor.detach() for tensor in tensors], bucket_bytes))
+        codec = _default_codec(communicator) if codec is None else codec
+        name = f"parameters {next(_sync_number)}"
+        buckets = enumerate(_into_buckets([tensor.detach() for tensor in tensors], bucket_bytes))
         self._buckets = [
-            _Bucket(part, communicator, root, codec=codec, name=f"{name}, bucket {n}", replicate=not exact_root)
-            for n, part in parts
+            _Bucket(bucket, communicator, root, codec=codec, name=f"{name}, bucket {n}", replicate=not exact_root)
+            for n, bucket in buckets
         ]
 
     def start(self) -> None:
-        """Start to send the root's values; the tensors are not to be touched until `wait`."""
+        """Start the broadcasts; the tensors must not be used until `wait`."""
         for bucket in self._buckets:
             bucket.start()
 
     def wait(self) -> None:
-        """Wait until all tensors have the root's values."""
+        """Wait until all tensors hold the root's values."""
         Request.Waitall([bucket.request for bucket in self._buckets])
         for bucket in self._buckets:
             bucket.unpack()
 
     def __call__(self) -> None:
-        """Send the root's values to all, and wait."""
+        """Broadcast the root's values and wait."""
         self.start()
         self.wait()
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Free the requests and their buffers."""
         for bucket in self._buckets:
             bucket.request.Free()
 
 
 class _Bucket:
-    """Tensors of one type and device, side by side in memory that is sent as one; a single one is sent from its own."""
+    """Tensors of one type and device, packed into one buffer; a single contiguous tensor is sent in place."""
 
     def __init__(
         self,
@@ -95,48 +95,50 @@ class _Bucket:
         name: str,
         replicate: bool,
     ) -> None:
-        alone = len(tensors) == 1 and tensors[0].is_contiguous()
+        in_place = len(tensors) == 1 and tensors[0].is_contiguous()
         self._is_root, self._replicate = communicator.rank == root, replicate
         ends = list(accumulate(tensor.numel() for tensor in tensors))
-        flat = tensors[0].view(-1) if alone else tensors[0].new_empty(ends[-1])
-        self._tensors: list[torch.Tensor] = [] if alone else tensors
-        shares = zip(self._tensors, ends, strict=False)
-        self._places = [flat[end - tensor.numel() : end].view(tensor.shape) for tensor, end in shares]
-        self.request = communicator.Bcast_init(flat, root, codec=_fitting(codec, flat), name=name, replicate=replicate)
+        flat = tensors[0].view(-1) if in_place else tensors[0].new_empty(ends[-1])
+        self._tensors: list[torch.Tensor] = [] if in_place else tensors
+        spans = zip(self._tensors, ends, strict=False)
+        self._views = [flat[end - tensor.numel() : end].view(tensor.shape) for tensor, end in spans]
+        self.request = communicator.Bcast_init(
+            flat, root, codec=_codec_for(flat, codec), name=name, replicate=replicate
+        )
 
     def start(self) -> None:
-        """Collect the root's values and start to send them."""
+        """Pack the root's tensors and start the broadcast."""
         if self._is_root and self._tensors:
-            torch._foreach_copy_(self._places, self._tensors)
+            torch._foreach_copy_(self._views, self._tensors)
         self.request.Start()
 
     def unpack(self) -> None:
-        """Put what has arrived where it belongs."""
+        """Copy received values into the tensors."""
         if self._tensors and (self._replicate or not self._is_root):
-            torch._foreach_copy_(self._tensors, self._places)
+            torch._foreach_copy_(self._tensors, self._views)
 
 
-def _codec(communicator: Communicator) -> str | Codec:
-    """Return the codec for parameters; one that was meant for everything must be lossless to be meant for them."""
-    general = communicator.codec_for()
-    return communicator.codec_for("parameters") or (general if general and general.lossless else "auto")
+def _default_codec(communicator: Communicator) -> str | Codec:
+    """Return the codec of the role "parameters", or the communicator's default codec if that is lossless."""
+    default = communicator.codec_for()
+    return communicator.codec_for("parameters") or (default if default and default.lossless else "auto")
 
 
-def _fitting(codec: str | Codec, tensor: torch.Tensor) -> str | Codec:
-    """Return the codec, or none where it does not take elements such as counters."""
-    taken = Delta.dtypes if codec == "delta" else get_codec(codec).dtypes
-    return codec if str(tensor.dtype).removeprefix("torch.") in taken else "none"
+def _codec_for(tensor: torch.Tensor, codec: str | Codec) -> str | Codec:
+    """Return the codec if it supports the element type, otherwise "none"."""
+    dtypes = Delta.dtypes if codec == "delta" else get_codec(codec).dtypes
+    return codec if str(tensor.dtype).removeprefix("torch.") in dtypes else "none"
 
 
-def _divided(tensors: Iterable[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Divide tensors into buckets of one type and device, none larger than allowed unless it is a single tensor."""
-    open_: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
+def _into_buckets(tensors: Iterable[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Yield buckets of tensors of one type and device, of at most `bucket_bytes` unless a single tensor is larger."""
+    filling: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
-        kind = tensor.dtype, tensor.device
-        if sum(other.nbytes for other in open_[kind]) + tensor.nbytes > bucket_bytes and open_[kind]:
-            yield open_.pop(kind)
-        open_[kind].append(tensor)
-    yield from open_.values()
+        key = tensor.dtype, tensor.device
+        if filling[key] and sum(other.nbytes for other in filling[key]) + tensor.nbytes > bucket_bytes:
+            yield filling.pop(key)
+        filling[key].append(tensor)
+    yield from filling.values()
 
 
 def sync_parameters(
@@ -148,7 +150,7 @@ def sync_parameters(
     buffers: bool = True,
     exact_root: bool = False,
 ) -> None:
-    """Give all ranks the root's parameters, and its buffers; lossless unless a codec is asked for."""
+    """Broadcast the parameters and buffers of a module once; see `ParameterSync` for the arguments."""
     tensors = [*module.parameters(), *(module.buffers() if buffers else ())]
     sync = ParameterSync(tensors, root, codec, ranks, exact_root=exact_root)
     sync()
@@ -163,7 +165,7 @@ def broadcast_after_step(
     *,
     exact_root: bool = False,
 ) -> RemovableHandle:
-    """Give all ranks the root's parameters after every step of an optimizer, until the handle is removed."""
+    """Broadcast the root's parameters after every optimizer step, until the returned handle is removed."""
     tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sync = ParameterSync(tensors, root, codec, ranks, exact_root=exact_root)
     return optimizer.register_step_post_hook(lambda optimizer, args, kwargs: sync())

@@ -1,9 +1,10 @@
-"""What torch gets for an operation that was started, and the line in which a group's operations wait their turn.
+"""Work objects of operations in flight, and the queue of a group's collectives.
 
-Operations of a group run one at a time in the order in which they were started, which torch wants to be the same on
-every rank. One that the caller waits for anyway runs in the caller's thread if nothing is before it: that saves two
-changes of threads. The others run in a thread of the group, beside the caller. Callbacks of futures run there too,
-before the next operation; what they start runs at once, so that they may wait for it.
+The collectives of a group run one at a time in the order in which they were started, which torch requires to be the
+same on all ranks. A synchronous collective runs in the caller's thread if the queue is empty, which saves two context
+switches; the others run in the group's thread. Callbacks of futures run there too, before the next collective; a
+collective that a callback starts runs at once, so that the callback may wait for it. Point-to-point messages are not
+queued.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from mpi4py import MPI
 from torch._C import _distributed_c10d as c10d
 
-from mpi_gpucomp.torch.collectives import Patience, elements, flat, settle
+from mpi_gpucomp.torch.collectives import as_array, copy_back, flatten, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,169 +34,170 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.communicator import Communicator
 
-__all__ = ["Line", "Message", "Messages", "Operation", "gpus", "seconds", "unseen"]
+__all__ = ["CollectiveWork", "P2PWork", "WorkQueue", "irecv", "isend", "seconds", "skip_dynamo"]
 
-
-# Keeps torch.compile out of the backend: a compiled model that synchronises in its forward would have it traced.
+EXIT_SECONDS = 5.0
+"""Time that queued collectives have to complete when the interpreter exits."""
 
 Class = TypeVar("Class", bound=type)
 
+_lock = threading.Lock()
+_queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
+_Work: Any = c10d.Work  # the stub lists overloads that torch never calls
 
-def unseen(cls: Class) -> Class:
-    """Let the methods of a class, and what they call, run as they are, even inside a compiled model.
 
-    torch.compiler.disable would do it too, and import the whole compiler, which takes seconds.
+def skip_dynamo(cls: Class) -> Class:
+    """Exclude the methods of a class, and the functions they call, from tracing by torch.compile.
+
+    torch.compiler.disable has the same effect, but imports the whole compiler, which takes seconds.
     """
-    with suppress(ImportError, AttributeError):  # a torch whose compiler has no such setting
+    with suppress(ImportError, AttributeError):  # a version of torch without this setting
         from torch._C._dynamo import eval_frame
 
-        frames = eval_frame._FrameAction.SKIP
-        leave = eval_frame._FrameExecStrategy(frames, frames)
+        skip = eval_frame._FrameAction.SKIP
+        strategy = eval_frame._FrameExecStrategy(skip, skip)
         for method in vars(cls).values():
             if isinstance(method, FunctionType):
-                eval_frame.set_code_exec_strategy(method.__code__, leave)
+                eval_frame.set_code_exec_strategy(method.__code__, strategy)
     return cls
 
 
-LEAVE_SECONDS = 5.0
-"""How long the end of the interpreter waits for what is still in line."""
-_futures = threading.Lock()
-_lines: weakref.WeakSet[Line] = weakref.WeakSet()
+def seconds(timeout: timedelta | None, default: float) -> float:
+    """Return a torch timeout in seconds, or the default if it is None or not positive."""
+    value = timeout.total_seconds() if timeout is not None else 0.0
+    return value if value > 0 else default
 
 
-def seconds(timeout: timedelta | None, otherwise: float) -> float:
-    """Read one of torch's timeouts; none, or one that is not above zero, stands for the group's."""
-    given = timeout.total_seconds() if timeout is not None else 0.0
-    return given if given > 0 else otherwise
+def _timed_out(title: str, timeout: float) -> RuntimeError:
+    return RuntimeError(f"{title}: Timed out waiting {timeout * 1000:.0f} ms for completion")
 
 
-_Base: Any = c10d.Work
+def _gpus(result: Any) -> list[int | str | torch.device]:
+    """Return the devices of the tensors in a result, except the CPU: a future must be given them."""
+    devices: dict[torch.device, None] = {}
+    pending = [result]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, torch.Tensor):
+            if item.device.type != "cpu":
+                devices[item.device] = None
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+    return [*devices]
 
 
-@unseen
-class Operation(_Base):  # type: ignore[misc]
-    """A collective that was started."""
+@skip_dynamo
+class CollectiveWork(_Work):  # type: ignore[misc]
+    """A collective in flight."""
 
     def __init__(self, title: str, result: Any, timeout: float) -> None:
-        """Be under way; `result` is what the future will hold, and `timeout` how long `wait` waits by itself."""
+        """Create the work of a collective: `result` is the value of its future, `timeout` the default of `wait`."""
         super().__init__()
         self._title, self._result, self._timeout = title, result, timeout
         self._error: Exception | None = None
-        self._over = False
-        self._ended: threading.Event | None = None
+        self._completed = False
+        self._event: threading.Event | None = None
         self._future: Future[Any] | None = None
 
-    def end(self, error: Exception | None = None) -> None:
-        """Take notice that it is over, and call back."""
+    def complete(self, error: Exception | None = None) -> None:
+        """Mark the collective as completed or failed, and run the callbacks of its future."""
         self._error = error
-        with _futures:
-            self._over = True
-            ended, future = self._ended, self._future
-        if ended is not None:
-            ended.set()
+        with _lock:
+            self._completed = True
+            event, future = self._event, self._future
+        if event is not None:
+            event.set()
         if future is not None:
-            self._fill(future)
+            self._resolve(future)
 
-    def _fill(self, future: Future[Any]) -> None:
+    def _resolve(self, future: Future[Any]) -> None:
         if self._error is not None:
             future.set_exception(self._error)
         else:
             future.set_result(self._result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is over; raise what went wrong."""
-        if not self._over:
+        """Wait for completion; raise the collective's error, or RuntimeError after the timeout."""
+        if not self._completed:
             limit = seconds(timeout, self._timeout)
-            with _futures:
-                self._ended = self._ended or threading.Event()
-            if not self._over and not self._ended.wait(limit):
-                raise RuntimeError(f"{self._title}: Timed out waiting {limit * 1000:.0f} ms for it to complete")
+            with _lock:
+                self._event = self._event or threading.Event()
+            if not self._completed and not self._event.wait(limit):
+                raise _timed_out(self._title, limit)
         if self._error is not None:
             raise self._error
         return True
 
     def get_future(self) -> Future[Any]:
-        """Return a future that holds the tensors when it is over."""
-        with _futures:
+        """Return a future of the result."""
+        with _lock:
             if self._future is not None:
                 return self._future
-            future = self._future = torch.futures.Future(devices=gpus(self._result))
-            over = self._over
-        if over:
-            self._fill(future)
+            future = self._future = torch.futures.Future(devices=_gpus(self._result))
+            completed = self._completed
+        if completed:
+            self._resolve(future)
         return future
 
     def is_completed(self) -> bool:
-        """Say whether it is over."""
-        return self._over
+        """Return True if the collective has completed or failed."""
+        return self._completed
 
     def is_success(self) -> bool:
-        """Say whether it is over and went well."""
-        return self._over and self._error is None
+        """Return True if the collective has completed without an error."""
+        return self._completed and self._error is None
 
     def exception(self) -> Exception | None:
-        """Return what went wrong, if anything did."""
+        """Return the error of the collective, or None."""
         return self._error
 
     def result(self) -> Any:
-        """Return the tensors."""
+        """Return the tensors of the result."""
         return self._result
 
     def synchronize(self) -> None:
-        """Wait until it is over."""
+        """Wait for completion."""
         self.wait()
 
 
-def gpus(result: Any) -> list[int | str | torch.device]:
-    """Return the devices that a future must know of: all but the processor."""
-    found: dict[torch.device, None] = {}
-    pending = [result]
-    while pending:
-        one = pending.pop()
-        if isinstance(one, torch.Tensor):
-            if one.device.type != "cpu":
-                found[one.device] = None
-        elif isinstance(one, (list, tuple)):
-            pending.extend(one)
-    return [*found]
-
-
-class Line:
-    """The operations of one group, one behind the other."""
+class WorkQueue:
+    """Runs the collectives of one group, one at a time and in order."""
 
     def __init__(self, title: str) -> None:
-        """Start with nothing in line, and without a thread."""
+        """Create an empty queue; its thread starts with the first collective that needs it."""
         self._title = title
-        self._waiting: deque[tuple[Operation, Callable[[], None], AbstractContextManager[Any]]] = deque()
+        self._pending: deque[tuple[CollectiveWork, Callable[[], None], AbstractContextManager[Any]]] = deque()
         self._changed = threading.Condition()
         self._busy = False
-        """Whether an operation, or the callbacks of one, are running."""
+        """True while a collective, or the callbacks of one, are running."""
         self._thread: threading.Thread | None = None
         self._closed = False
-        _lines.add(self)
+        _queues.add(self)
 
-    def run(self, operation: Operation, act: Callable[[], None], *, inline: bool, on: Sequence[Tensor]) -> Operation:
-        """Carry out an operation when its turn comes; `inline` if the caller waits for it anyway."""
+    def run(
+        self, work: CollectiveWork, function: Callable[[], None], *, inline: bool, tensors: Sequence[Tensor]
+    ) -> CollectiveWork:
+        """Run a collective after those in the queue; `inline` allows the caller's thread if the queue is empty."""
         if threading.current_thread() is self._thread:
-            _carry_out(operation, act)
-            return operation
+            _run(work, function)
+            return work
         with self._changed:
-            # Behind the end nobody serves the line; the communicator will say that it was freed.
-            mine = self._closed or (inline and not self._busy and not self._waiting)
-            self._busy = self._busy or mine
-            if not mine:
-                self._waiting.append((operation, act, _stream_of(on)))
+            # A closed queue has no thread: run the function here, where the freed communicator raises its error.
+            here = self._closed or (inline and not self._busy and not self._pending)
+            self._busy = self._busy or here
+            if not here:
+                self._pending.append((work, function, _current_stream(tensors)))
                 self._start()
                 self._changed.notify_all()
-        if mine:
+        if here:
             try:
-                _carry_out(operation, act)
+                _run(work, function)
             finally:
                 with self._changed:
                     self._busy = False
-                    if self._waiting:
+                    if self._pending:
                         self._changed.notify_all()
-        return operation
+        return work
 
     def _start(self) -> None:
         if self._thread is None:
@@ -205,51 +207,51 @@ class Line:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._may_go_on)
-                if not self._waiting:
+                self._changed.wait_for(self._ready)
+                if not self._pending:
                     return
-                operation, act, stream = self._waiting.popleft()
+                work, function, stream = self._pending.popleft()
                 self._busy = True
             with stream:
-                _carry_out(operation, act)
-            del operation, act, stream
+                _run(work, function)
+            del work, function, stream  # release the tensors before the next wait
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _may_go_on(self) -> bool:
-        return not self._busy if self._waiting else self._closed
+    def _ready(self) -> bool:
+        return not self._busy if self._pending else self._closed
 
-    def drain(self, limit: float) -> bool:
-        """Wait until nothing is in line; say whether that is so."""
+    def drain(self, timeout: float) -> bool:
+        """Wait until the queue is empty; return False after `timeout` seconds."""
         if threading.current_thread() is self._thread:
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._busy, limit)
+            return self._changed.wait_for(lambda: not self._pending and not self._busy, timeout)
 
-    def close(self, limit: float) -> bool:
-        """End the thread behind what is in line; say whether it has ended."""
+    def close(self, timeout: float) -> bool:
+        """Stop the thread once the queue is empty; return False if it is still running after `timeout` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        until, thread = time.monotonic() + limit, self._thread
+        deadline, thread = time.monotonic() + timeout, self._thread
         if thread is None or thread is threading.current_thread():
             return True
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
         return not thread.is_alive()
 
 
-def _carry_out(operation: Operation, act: Callable[[], None]) -> None:
+def _run(work: CollectiveWork, function: Callable[[], None]) -> None:
     try:
-        act()
+        function()
     except Exception as error:
-        operation.end(error)
+        work.complete(error)
     else:
-        operation.end()
+        work.complete()
 
 
-def _stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """Return the caller's stream of a GPU, for a thread that has one of its own otherwise."""
+def _current_stream(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """Return a context in which the caller's CUDA stream is current in another thread."""
     for tensor in tensors:
         if tensor.device.type == "cuda":
             return torch.cuda.stream(torch.cuda.current_stream(tensor.device))
@@ -257,111 +259,97 @@ def _stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
 
 
 @atexit.register
-def _leave() -> None:
-    """Let what is in line come to its end before MPI does."""
-    for line in list(_lines):
-        line.close(LEAVE_SECONDS)
+def _close_queues() -> None:
+    """Complete queued collectives before MPI is finalised."""
+    for queue in list(_queues):
+        queue.close(EXIT_SECONDS)
 
 
-# Messages between two ranks of a group: started at once, whatever collectives are in line.
+def isend(comm: Communicator, tensor: Tensor, dest: int, tag: int, timeout: float) -> P2PWork:
+    """Start a send."""
+    request = comm.Isend(as_array(flatten(tensor)), dest, tag)
+    return P2PWork(f"send to rank {dest}", request, tensor, None, timeout)
 
 
-class Messages:
-    """The messages of one group."""
-
-    def __init__(self, communicator: Communicator, timeout: float) -> None:
-        """Send and receive by this communicator."""
-        self._comm, self.timeout = communicator, timeout
-
-    def send(self, tensor: Tensor, to: int, tag: int) -> Message:
-        """Start to send."""
-        row = flat(tensor)
-        return Message(f"send to rank {to}", self._comm.Isend(elements(row), to, tag), tensor, None, self.timeout)
-
-    def receive(self, tensor: Tensor, source: int | None, tag: int) -> Message:
-        """Start to receive; from any rank if None."""
-        row = flat(tensor)
-        title = "recv from any rank" if source is None else f"recv from rank {source}"
-        request = self._comm.Irecv(elements(row), MPI.ANY_SOURCE if source is None else source, tag)
-        return Message(title, request, tensor, row, self.timeout)
+def irecv(comm: Communicator, tensor: Tensor, source: int | None, tag: int, timeout: float) -> P2PWork:
+    """Start a receive, from any rank if `source` is None."""
+    flat = flatten(tensor)
+    title = "recv from any rank" if source is None else f"recv from rank {source}"
+    request = comm.Irecv(as_array(flat), MPI.ANY_SOURCE if source is None else source, tag)
+    return P2PWork(title, request, tensor, flat, timeout)
 
 
-_messages_Base: Any = c10d.Work
+@skip_dynamo
+class P2PWork(_Work):  # type: ignore[misc]
+    """A point-to-point message in flight; progress is made by `wait` and `is_completed`."""
 
-
-@unseen
-class Message(_messages_Base):  # type: ignore[misc]
-    """A message that was started; whoever waits for it or looks at it brings it forward."""
-
-    def __init__(self, title: str, request: Any, tensor: Tensor, row: Tensor | None, timeout: float) -> None:
-        """Be under way. `row` is where a message arrives that is received."""
+    def __init__(self, title: str, request: Any, tensor: Tensor, received: Tensor | None, timeout: float) -> None:
+        """Create the work of a message; `received` is the vector that a receive writes to."""
         super().__init__()
-        self._title, self._request, self._tensor, self._row, self._timeout = title, request, tensor, row, timeout
+        self._title, self._request, self._timeout = title, request, timeout
+        self._tensor, self._received = tensor, received
         self._status = MPI.Status()
         self._lock = threading.Lock()
-        self._over = False
+        self._completed = False
         self._error: Exception | None = None
         self._future: Future[Any] | None = None
 
     def is_completed(self) -> bool:
-        """Say whether it is over."""
+        """Return True if the message has completed or failed."""
         with self._lock:
-            if not self._over:
-                self._look()
-            return self._over
+            if not self._completed:
+                self._poll()
+            return self._completed
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
             if not self._request.Test(self._status):
                 return
-            if self._row is not None:
-                settle(self._tensor, self._row)
+            if self._received is not None:
+                copy_back(self._tensor, self._received)
         except Exception as error:
             self._error = error
-        self._over, self._row = True, None
+        self._completed, self._received = True, None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is over; raise what went wrong."""
-        limit, patience = seconds(timeout, self._timeout), Patience()
-        until = time.monotonic() + limit
-        while not self.is_completed():
-            if time.monotonic() > until:
-                raise RuntimeError(f"{self._title}: Timed out waiting {limit * 1000:.0f} ms for it to complete")
-            patience.rest()
+        """Wait for completion; raise the message's error, or RuntimeError after the timeout."""
+        limit = seconds(timeout, self._timeout)
+        if not wait_until(self.is_completed, limit):
+            raise _timed_out(self._title, limit)
         if self._error is not None:
             raise self._error
         return True
 
     def is_success(self) -> bool:
-        """Say whether it is over and went well."""
+        """Return True if the message has completed without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Return what went wrong, if anything did."""
+        """Return the error of the message, or None."""
         return self._error
 
     def result(self) -> list[Tensor]:
-        """Return the tensor."""
+        """Return the tensor in a list."""
         return [self._tensor]
 
     def source_rank(self) -> int:
-        """Return who has sent it, once it is there."""
+        """Return the sender of a completed receive."""
         return self._status.Get_source()
 
     _source_rank = source_rank
 
     def synchronize(self) -> None:
-        """Wait until it is over."""
+        """Wait for completion."""
         self.wait()
 
     def get_future(self) -> Future[Any]:
-        """Return a future that holds the tensor when it is over; a thread waits for it."""
+        """Return a future of the tensor; a thread waits for completion."""
         if self._future is None:
-            self._future = torch.futures.Future(devices=gpus(self._tensor))
-            threading.Thread(target=self._fill, args=(self._future,), daemon=True).start()
+            self._future = torch.futures.Future(devices=_gpus(self._tensor))
+            threading.Thread(target=self._resolve, args=(self._future,), daemon=True).start()
         return self._future
 
-    def _fill(self, future: Future[Any]) -> None:
+    def _resolve(self, future: Future[Any]) -> None:
         try:
             self.wait()
         except Exception as error:

@@ -1,11 +1,11 @@
-"""Runs PyTorch's own distributed tests against the backend, and says what passed and why the rest did not.
+"""Run PyTorch's distributed tests against the backend; print what passed, and why the rest did not.
 
-    python tests/torch/conformance.py                 # everything, under the names gpucomp, gloo and mpi
-    python tests/torch/conformance.py --list tests/torch/conformance.txt --names gpucomp
+    python tests/torch/conformance.py                 # all tests, as gpucomp, gloo and mpi
+    python tests/torch/conformance.py --list tests/torch/conformance.txt --backends gpucomp
     python tests/torch/conformance.py test_broadcast test_all_reduce_sum
 
-A test that does not end in time is counted as hanging, and the rest goes on in a new job. What the ranks write to
-stderr goes to the file that the variable CONFORMANCE_LOG names.
+A test that exceeds its time limit is counted as hung, and the remaining tests run in a new job. The stderr of the ranks
+is appended to the file named by the variable CONFORMANCE_LOG.
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NAMES = "mpi", "gpucomp", "gloo"
-SMALL, MANY = "small world size", 8
-"""What tests say that want more ranks, and how many are enough."""
+BACKENDS = "mpi", "gpucomp", "gloo"
+TOO_FEW_RANKS, MANY_RANKS = "small world size", 8
+"""Skip reason of tests that need more ranks, and the number that suffices for all."""
 TEST_SECONDS = 120.0
-"""How long one test may take."""
+"""Time limit of one test."""
 
 
 class Outcome(NamedTuple):
-    """How a test ended under a name."""
+    """Outcome of a test as one backend."""
 
-    name: str
+    backend: str
     test: str
     kind: str
     why: str
     seconds: float
 
 
-def run(names: list[str], ranks: int, wanted: list[str]) -> list[Outcome]:
-    """Run the tests under each name; what has passed under none because it wants more ranks, again with more."""
-    outcomes = [outcome for name in names for outcome in _run(name, ranks, wanted)]
+def run(backends: list[str], ranks: int, selected: list[str]) -> list[Outcome]:
+    """Run the tests as each backend; rerun with more ranks those that need more and passed as none."""
+    outcomes = [outcome for backend in backends for outcome in _run(backend, ranks, selected)]
     passed = {outcome.test for outcome in outcomes if outcome.kind == "passed"}
-    small = {one.test: one for one in outcomes if SMALL in one.why and one.test not in passed}
-    again = [outcome for name in names for outcome in _run(name, MANY, [t for t in small if small[t].name == name])]
-    return [outcome for outcome in outcomes if outcome not in small.values()] + again
+    small = {o.test: o for o in outcomes if TOO_FEW_RANKS in o.why and o.test not in passed}
+    rerun = {backend: [test for test in small if small[test].backend == backend] for backend in backends}
+    rest = [outcome for outcome in outcomes if outcome not in small.values()]
+    return rest + [o for backend in backends for o in _run(backend, MANY_RANKS, rerun[backend])]
 
 
-def _run(name: str, ranks: int, wanted: list[str]) -> list[Outcome]:
-    """Run tests in as many jobs as it takes; all if none is named, except for those with more ranks."""
+def _run(backend: str, ranks: int, selected: list[str]) -> list[Outcome]:
+    """Run the selected tests, or all except in a rerun, in as many jobs as needed."""
     outcomes: list[Outcome] = []
-    if ranks == MANY and not wanted:
+    if ranks == MANY_RANKS and not selected:
         return outcomes
     first = 0
     while True:
-        done, last = _job(name, ranks, first, wanted)
+        done, last = _job(backend, ranks, first, selected)
         outcomes += done
         if last is None:
             return outcomes
         first = last + 1
 
 
-def _job(name: str, ranks: int, first: int, wanted: list[str]) -> tuple[list[Outcome], int | None]:
-    """Run tests until all are done or one hangs; return that one's number."""
-    command = [sys.executable, "-W", "ignore", str(HERE / "conforming.py"), name, str(first), *wanted]
+def _job(backend: str, ranks: int, first: int, selected: list[str]) -> tuple[list[Outcome], int | None]:
+    """Run tests until all are done or one hangs; return the number of that one."""
+    command = [sys.executable, "-W", "ignore", str(HERE / "conformance_rank.py"), backend, str(first), *selected]
     launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     with open(os.environ.get("CONFORMANCE_LOG", os.devnull), "a") as log:
@@ -74,7 +75,7 @@ def _job(name: str, ranks: int, first: int, wanted: list[str]) -> tuple[list[Out
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(job, lines), daemon=True).start()
     try:
-        return _follow(name, lines)
+        return _collect(backend, lines)
     finally:
         job.terminate()
         try:
@@ -92,70 +93,72 @@ def _read(job: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
-def _follow(name: str, lines: queue.Queue[str | None]) -> tuple[list[Outcome], int | None]:
-    """Collect what a job says, until it is over, or says nothing for too long."""
+def _collect(backend: str, lines: queue.Queue[str | None]) -> tuple[list[Outcome], int | None]:
+    """Collect the outcomes of a job until it ends or a test exceeds its time limit."""
     outcomes: list[Outcome] = []
     number, test = -1, ""
     while True:
         try:
             line = lines.get(timeout=TEST_SECONDS)
         except queue.Empty:
-            outcomes.append(Outcome(name, test, "hung", f"not over after {TEST_SECONDS:.0f} s", TEST_SECONDS))
+            outcomes.append(Outcome(backend, test, "hung", f"not completed after {TEST_SECONDS:.0f} s", TEST_SECONDS))
             return outcomes, number
         if line is None:
-            outcomes.append(Outcome(name, test, "failed", "the job ended", 0.0))
+            outcomes.append(Outcome(backend, test, "failed", "the job ended early", 0.0))
             return outcomes, number if test else None
-        if line == "@over":
+        if line == "@done":
             return outcomes, None
-        word, _, rest = line.partition(" ")
-        if word == "@start":
+        event, _, rest = line.partition(" ")
+        if event == "@start":
             number, test = int(rest.split()[0]), rest.split()[1]
-        elif word == "@end":
+        elif event == "@end":
             _, kind, took, *why = rest.split(" ")
-            outcomes.append(Outcome(name, test, kind, " ".join(why), float(took)))
+            outcomes.append(Outcome(backend, test, kind, " ".join(why), float(took)))
             if kind not in ("passed", "skipped"):
-                print(f"{name} {test}: {kind}: {' '.join(why)}", flush=True)
+                print(f"{backend} {test}: {kind}: {' '.join(why)}", flush=True)
 
 
 def report(outcomes: list[Outcome]) -> int:
-    """Print what passed, what did not and why; return how many distinct tests have passed."""
+    """Print counts, failures and skip reasons; return the number of distinct tests passed."""
     passed = {outcome.test for outcome in outcomes if outcome.kind == "passed"}
-    wrong = [outcome for outcome in outcomes if outcome.kind in ("failed", "hung")]
-    left = Counter(
+    failed = [outcome for outcome in outcomes if outcome.kind in ("failed", "hung")]
+    skipped = Counter(
         outcome.why for outcome in _last(outcomes) if outcome.test not in passed and outcome.kind == "skipped"
     )
-    for name in dict.fromkeys(outcome.name for outcome in outcomes):
-        kinds = Counter(outcome.kind for outcome in outcomes if outcome.name == name)
-        print(f"as {name}: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}")
-    for outcome in wrong:
-        print(f"{outcome.kind}: {outcome.test} as {outcome.name}: {outcome.why}")
-    for why, count in left.most_common():
-        print(f"left out: {count:3} tests: {why}")
-    print(f"{len(passed)} distinct tests passed, {len({outcome.test for outcome in wrong})} failed or hung")
+    for backend in dict.fromkeys(outcome.backend for outcome in outcomes):
+        kinds = Counter(outcome.kind for outcome in outcomes if outcome.backend == backend)
+        print(f"as {backend}: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}")
+    for outcome in failed:
+        print(f"{outcome.kind}: {outcome.test} as {outcome.backend}: {outcome.why}")
+    for why, count in skipped.most_common():
+        print(f"skipped: {count:3} tests: {why}")
+    print(f"{len(passed)} distinct tests passed, {len({outcome.test for outcome in failed})} failed or hung")
     return len(passed)
 
 
 def _last(outcomes: list[Outcome]) -> list[Outcome]:
-    """Return one outcome of each test, the one as gloo if there is one: the most tests are meant for that."""
-    return list({outcome.test: outcome for outcome in sorted(outcomes, key=lambda one: one.name == "gloo")}.values())
+    """Return one outcome per test, preferably as gloo, for which most tests are written."""
+    return list(
+        {outcome.test: outcome for outcome in sorted(outcomes, key=lambda outcome: outcome.backend == "gloo")}.values()
+    )
 
 
 def main() -> int:
-    """Run what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="*", help="only these")
-    parser.add_argument("--list", type=Path, help="a file with the names of tests, one a line")
-    parser.add_argument("--names", default=",".join(NAMES), help="the names of backends under which to run them")
+    parser.add_argument("tests", nargs="*", help="run only these tests")
+    parser.add_argument("--list", type=Path, help="file with test names, one per line")
+    parser.add_argument("--backends", default=",".join(BACKENDS), help="backend names under which to run the tests")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--slow", action="store_true", help="print how long each test took")
+    parser.add_argument("--slow", action="store_true", help="print the duration of each test")
     arguments = parser.parse_args()
-    wanted = list(arguments.tests)
+    selected = list(arguments.tests)
     if arguments.list:
-        wanted += [line for line in arguments.list.read_text().split() if line]
-    outcomes = run(arguments.names.split(","), arguments.ranks, wanted)
+        selected += [line for line in arguments.list.read_text().split() if line]
+    outcomes = run(arguments.backends.split(","), arguments.ranks, selected)
     if arguments.slow:
         for outcome in sorted(outcomes, key=lambda outcome: -outcome.seconds):
-            print(f"{outcome.seconds:6.1f} s {outcome.kind} {outcome.test} as {outcome.name}")
+            print(f"{outcome.seconds:6.1f} s {outcome.kind} {outcome.test} as {outcome.backend}")
     report(outcomes)
     return int(any(outcome.kind in ("failed", "hung") for outcome in outcomes))
 

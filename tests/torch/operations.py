@@ -1,4 +1,4 @@
-"""Every operation of torch.distributed on our backend, beside gloo on the same tensors; run under mpirun.
+"""Compare every operation of torch.distributed with gloo on the same tensors; run under mpirun.
 
 mpirun -n 4 python tests/torch/operations.py
 """
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import mpi_gpucomp.torch
 
-NUMBERS = (
+GLOO_DTYPES = (
     torch.float32,
     torch.float64,
     torch.float16,
@@ -23,30 +23,30 @@ NUMBERS = (
     torch.int32,
     torch.int64,
 )
-OTHERS = torch.bool, torch.int16, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64
-SMALL_FLOATS = torch.float8_e4m3fn, torch.float8_e5m2
+OTHER_DTYPES = torch.bool, torch.int16, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64
+FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
 Group = Any
 
 
 def values(dtype: torch.dtype, count: int, seed: int = 0) -> torch.Tensor:
-    """Make small whole numbers: their sums are exact in every type and order."""
+    """Return small integers: their sums are exact in every type and order."""
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     return torch.randint(0, 3, (count,), generator=generator).to(dtype)
 
 
-def same(ours: Any, theirs: Any, what: str) -> None:
-    """Raise unless two results are equal, bit for bit."""
-    for one, other in zip(_tensors(ours), _tensors(theirs), strict=True):
+def assert_same(actual: Any, expected: Any, what: str) -> None:
+    """Raise unless two results are bitwise equal."""
+    for one, other in zip(_tensors(actual), _tensors(expected), strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape, what
         bits = [t.contiguous().view(-1).view(torch.uint8) for t in (one, other)]
-        assert torch.equal(*bits), f"{what}: {one} instead of {other}"
+        assert torch.equal(*bits), f"{what}: {one}, expected {other}"
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-# One function for each operation: it makes its tensors, runs on the group, and returns what must be equal.
+# One function per operation: creates tensors, runs on the group, and returns what must be equal.
 
 
 def broadcast(group: Group, dtype: torch.dtype) -> Any:
@@ -76,8 +76,8 @@ def gather(group: Group, dtype: torch.dtype) -> Any:
 
 def scatter(group: Group, dtype: torch.dtype) -> Any:
     output = torch.empty(4, dtype=dtype)
-    sources = [values(dtype, 4, rank) for rank in range(dist.get_world_size())] if dist.get_rank() == 0 else None
-    dist.scatter(output, sources, 0, group)
+    inputs = [values(dtype, 4, rank) for rank in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.scatter(output, inputs, 0, group)
     return output
 
 
@@ -92,57 +92,55 @@ def all_to_all_single(group: Group, dtype: torch.dtype) -> Any:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     even = torch.empty(2 * ranks, 3, dtype=dtype)
     dist.all_to_all_single(even, values(dtype, 6 * ranks).view(2 * ranks, 3), group=group)
-    shares = [rank + peer for peer in range(ranks)]
-    uneven = torch.empty(sum(shares), 2, dtype=dtype)
-    dist.all_to_all_single(uneven, values(dtype, 2 * sum(shares)).view(-1, 2), shares, shares, group=group)
+    splits = [rank + peer for peer in range(ranks)]
+    uneven = torch.empty(sum(splits), 2, dtype=dtype)
+    dist.all_to_all_single(uneven, values(dtype, 2 * sum(splits)).view(-1, 2), splits, splits, group=group)
     return even, uneven
 
 
-def messages(group: Group, dtype: torch.dtype) -> Any:
+def point_to_point(group: Group, dtype: torch.dtype) -> Any:
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    ahead, behind = (rank + 1) % ranks, (rank - 1) % ranks
+    dest, source = (rank + 1) % ranks, (rank - 1) % ranks
     if ranks == 1:
         return []
-    got = [torch.empty(9, dtype=dtype) for _ in range(4)]
-    both = [dist.isend(values(dtype, 9, 1), ahead, group, 5), dist.irecv(got[0], behind, group, 5)]
-    for work in both:
+    received = [torch.empty(9, dtype=dtype) for _ in range(4)]
+    works = [dist.isend(values(dtype, 9, 1), dest, group, 5), dist.irecv(received[0], source, group, 5)]
+    for work in works:
         work.wait()
     calls = [
-        dist.P2POp(dist.irecv, got[1], behind, group),
-        dist.P2POp(dist.isend, values(dtype, 9, 2), ahead, group),
+        dist.P2POp(dist.irecv, received[1], source, group),
+        dist.P2POp(dist.isend, values(dtype, 9, 2), dest, group),
     ]
     for work in dist.batch_isend_irecv(calls):
         work.wait()
     if rank % 2 == 0:
-        dist.send(values(dtype, 9, 3), ahead, group)
-    if rank % 2 or ranks % 2:
-        sent = behind % 2 == 0
-        if sent and dist.recv(got[2], None if rank else behind, group) != behind:
-            raise AssertionError("the wrong sender")
-    got[2] = got[2] if rank % 2 else got[0]
-    return got[:3]
+        dist.send(values(dtype, 9, 3), dest, group)
+    if (rank % 2 or ranks % 2) and source % 2 == 0:
+        assert dist.recv(received[2], None if rank else source, group) == source
+    received[2] = received[2] if rank % 2 else received[0]
+    return received[:3]
 
 
 def reductions(op: Any) -> Callable[[Group, torch.dtype], Any]:
-    """Return the operations that reduce by `op`."""
+    """Return a function that runs all operations that reduce by `op`."""
 
-    def reduce_all(group: Group, dtype: torch.dtype) -> Any:
+    def run(group: Group, dtype: torch.dtype) -> Any:
         ranks = dist.get_world_size()
-        everywhere = values(dtype, 33)
-        dist.all_reduce(everywhere, op, group)
+        reduced = values(dtype, 33)
+        dist.all_reduce(reduced, op, group)
         at_root = values(dtype, 11)
         dist.reduce(at_root, ranks - 1, op, group)
-        share = torch.empty(6, dtype=dtype)
-        dist.reduce_scatter(share, [values(dtype, 6, rank) for rank in range(ranks)], op, group)
+        scattered = torch.empty(6, dtype=dtype)
+        dist.reduce_scatter(scattered, [values(dtype, 6, rank) for rank in range(ranks)], op, group)
         part = torch.empty(5, dtype=dtype)
         dist.reduce_scatter_single(part, values(dtype, 5 * ranks), op, group)
-        return everywhere, share, part, *([at_root] if dist.get_rank() == ranks - 1 else [])
+        return reduced, scattered, part, *([at_root] if dist.get_rank() == ranks - 1 else [])
 
-    reduce_all.__name__ = f"reductions by {op}"
-    return reduce_all
+    run.__name__ = f"reductions by {op}"
+    return run
 
 
-MOVING = (
+DATA_MOVEMENT = (
     broadcast,
     all_gather,
     all_gather_single,
@@ -150,75 +148,75 @@ MOVING = (
     scatter,
     all_to_all,
     all_to_all_single,
-    messages,
+    point_to_point,
 )
 
 
-def beside_gloo(ours: Group, gloo: Group) -> None:
-    """Compare everything that gloo can do."""
-    for move in MOVING:
-        for dtype in NUMBERS:
-            same(move(ours, dtype), move(gloo, dtype), f"{move.__name__} of {dtype}")
+def compare_with_gloo(ours: Group, gloo: Group) -> None:
+    """Compare everything that gloo supports."""
+    for move in DATA_MOVEMENT:
+        for dtype in GLOO_DTYPES:
+            assert_same(move(ours, dtype), move(gloo, dtype), f"{move.__name__} of {dtype}")
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
-        for dtype in NUMBERS:
-            act = reductions(op)
-            same(act(ours, dtype), act(gloo, dtype), f"{act.__name__} of {dtype}")
+        for dtype in GLOO_DTYPES:
+            reduce = reductions(op)
+            assert_same(reduce(ours, dtype), reduce(gloo, dtype), f"{reduce.__name__} of {dtype}")
     for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
         for dtype in (torch.int32, torch.int64, torch.uint8):
             mine, theirs = values(dtype, 12), values(dtype, 12)
             dist.all_reduce(mine, op, ours)
             dist.all_reduce(theirs, op, gloo)
-            same(mine, theirs, f"all_reduce by {op} of {dtype}")
+            assert_same(mine, theirs, f"all_reduce by {op} of {dtype}")
 
 
-def beyond_gloo(ours: Group) -> None:
-    """Check what gloo does not do, against what follows from the definition."""
+def unsupported_by_gloo(ours: Group) -> None:
+    """Check what gloo does not support against the definition of the operation."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    for dtype in OTHERS + SMALL_FLOATS:
+    for dtype in OTHER_DTYPES + FLOAT8:
         gathered = all_gather(ours, dtype)
-        same(gathered[rank], values(dtype, 5), f"all_gather of {dtype}")
-        for move in (broadcast, scatter, gather, all_to_all_single, messages):
+        assert_same(gathered[rank], values(dtype, 5), f"all_gather of {dtype}")
+        for move in (broadcast, scatter, gather, all_to_all_single, point_to_point):
             move(ours, dtype)
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64):
         mean = torch.full((3,), 2 * rank, dtype=dtype)
         dist.all_reduce(mean, dist.ReduceOp.AVG, ours)
-        same(mean, torch.full((3,), ranks - 1, dtype=dtype), f"AVG of {dtype}")
+        assert_same(mean, torch.full((3,), ranks - 1, dtype=dtype), f"AVG of {dtype}")
     sent = [torch.full((rank + peer + 1,), 10 * rank + peer) for peer in range(ranks)]
     received = [torch.empty(rank + peer + 1, dtype=torch.int64) for peer in range(ranks)]
     dist.all_to_all(received, sent, ours)
-    same(received, [torch.full((rank + peer + 1,), 10 * peer + rank) for peer in range(ranks)], "all_to_all")
-    scaled, given = torch.empty(2), torch.full((2 * ranks,), rank + 1.0)
-    dist.reduce_scatter_single(scaled, given, dist._make_nccl_premul_sum(0.5), ours)
-    same(scaled, torch.full((2,), ranks * (ranks + 1) / 4), "PREMUL_SUM")
-    same(given, torch.full((2 * ranks,), rank + 1.0), "the input of PREMUL_SUM")
-    truths = torch.tensor([rank == 0, True, False])
+    assert_same(received, [torch.full((rank + peer + 1,), 10 * peer + rank) for peer in range(ranks)], "all_to_all")
+    scaled, source = torch.empty(2), torch.full((2 * ranks,), rank + 1.0)
+    dist.reduce_scatter_single(scaled, source, dist._make_nccl_premul_sum(0.5), ours)
+    assert_same(scaled, torch.full((2,), ranks * (ranks + 1) / 4), "PREMUL_SUM")
+    assert_same(source, torch.full((2 * ranks,), rank + 1.0), "the input of PREMUL_SUM")
+    flags = torch.tensor([rank == 0, True, False])
     for op, expected in ((dist.ReduceOp.SUM, [True, True, False]), (dist.ReduceOp.PRODUCT, [ranks == 1, True, False])):
-        copy = truths.clone()
+        copy = flags.clone()
         dist.all_reduce(copy, op, ours)
-        same(copy, torch.tensor(expected), f"{op} of bool")
-    numbers = torch.tensor([1 + 2j * rank])
-    dist.all_reduce(numbers, group=ours)
-    same(numbers, torch.tensor([ranks + 1j * ranks * (ranks - 1)]), "a sum of complex numbers")
+        assert_same(copy, torch.tensor(expected), f"{op} of bool")
+    complex_ = torch.tensor([1 + 2j * rank])
+    dist.all_reduce(complex_, group=ours)
+    assert_same(complex_, torch.tensor([ranks + 1j * ranks * (ranks - 1)]), "sum of complex numbers")
 
 
 def shapes(ours: Group) -> None:
-    """Check tensors with gaps, without dimensions, without elements, that need gradients, and long ones."""
+    """Check non-contiguous, scalar, empty, long and conjugated tensors, and parameters."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     square = torch.arange(16.0).view(4, 4) + rank
     dist.all_reduce(square.t()[1:3], group=ours)
     expected = torch.arange(16.0).view(4, 4) + rank
     expected[:, 1:3] = (torch.arange(16.0).view(4, 4) * ranks + ranks * (ranks - 1) / 2)[:, 1:3]
-    same(square, expected, "a view with gaps")
-    number = torch.tensor(float(rank))
-    dist.broadcast(number, ranks - 1, ours)
-    assert number.item() == ranks - 1
-    nothing = torch.empty(0)
-    dist.all_reduce(nothing, group=ours)
-    dist.broadcast(nothing, 0, ours)
+    assert_same(square, expected, "a non-contiguous view")
+    scalar = torch.tensor(float(rank))
+    dist.broadcast(scalar, ranks - 1, ours)
+    assert scalar.item() == ranks - 1
+    empty = torch.empty(0)
+    dist.all_reduce(empty, group=ours)
+    dist.broadcast(empty, 0, ours)
     weight = torch.nn.Parameter(torch.full((2, 2), float(rank)))
     dist.broadcast(weight, 0, ours)
     assert weight.detach().eq(0).all()
-    negative = torch.tensor([1j * (rank + 1)]).conj().imag  # a minus sign that is only noted
+    negative = torch.tensor([1j * (rank + 1)]).conj().imag  # negation is lazy
     dist.all_reduce(negative, group=ours)
     assert negative.item() == -ranks * (ranks + 1) / 2
     last = torch.full((2, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last)
@@ -230,22 +228,24 @@ def shapes(ours: Group) -> None:
 
 
 def asynchronous(ours: Group) -> None:
-    """Check works and futures: order, callbacks that start operations, results and errors."""
+    """Check work objects and futures: order, callbacks that start operations, results and errors."""
     ranks = dist.get_world_size()
     tensors = [torch.full((1 << n,), 1.0) for n in range(12)]
     works = [dist.all_reduce(tensor, group=ours, async_op=True) for tensor in tensors]
-    dist.broadcast(tensors[0], 0, ours)  # behind all of them
+    dist.broadcast(tensors[0], 0, ours)  # runs after all of them
     assert works[0].is_completed() and works[-1].is_completed()
     assert all(work.wait() and work.is_success() for work in works)
     assert all(tensor.eq(ranks).all() for tensor in tensors)
 
-    def again(future: Any) -> Any:
+    def reduce_again(future: Any) -> Any:
         (tensor,) = future.value()
         inner = dist.all_reduce(tensor, group=ours, async_op=True)
         inner.wait()
         return tensor.sum()
 
-    sums = [dist.all_reduce(torch.ones(4), group=ours, async_op=True).get_future().then(again) for _ in range(20)]
+    sums = [
+        dist.all_reduce(torch.ones(4), group=ours, async_op=True).get_future().then(reduce_again) for _ in range(20)
+    ]
     assert [future.wait().item() for future in sums] == [4.0 * ranks**2] * 20
     wrong = dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND, ours, async_op=True)
     try:
@@ -258,7 +258,7 @@ def asynchronous(ours: Group) -> None:
 
 
 def coalesced(ours: Group) -> None:
-    """Check many tensors in one operation."""
+    """Check coalesced operations."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensors = [torch.full((n + 1,), float(rank)) for n in range(3)]
     with dist._coalescing_manager(group=ours, async_ops=True) as manager:
@@ -266,53 +266,54 @@ def coalesced(ours: Group) -> None:
             dist.all_reduce(tensor, group=ours)
     manager.wait()
     assert all(tensor.eq(ranks * (ranks - 1) / 2).all() for tensor in tensors)
-    wholes = [torch.empty(ranks * n) for n in (1, 2)]
+    outputs = [torch.empty(ranks * n) for n in (1, 2)]
     with dist._coalescing_manager(group=ours):
-        for n, whole in enumerate(wholes, 1):
-            dist.all_gather_single(whole, torch.full((n,), float(rank)), ours)
-    assert all(whole[-1] == ranks - 1 and whole[0] == 0 for whole in wholes)
+        for n, output in enumerate(outputs, 1):
+            dist.all_gather_single(output, torch.full((n,), float(rank)), ours)
+    assert all(output[-1] == ranks - 1 and output[0] == 0 for output in outputs)
 
 
 def objects_and_groups() -> None:
-    """Check objects, groups of some ranks, and groups in groups."""
+    """Check object collectives and subgroups."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    found: list[Any] = [None] * ranks
-    dist.all_gather_object(found, {"rank": rank})
-    assert found == [{"rank": peer} for peer in range(ranks)]
-    box: list[Any] = ["x" * 100000 if rank == 0 else None]
-    dist.broadcast_object_list(box, 0)
-    assert len(box[0]) == 100000
-    mine: list[Any] = [None]
-    dist.scatter_object_list(mine, list(range(ranks)) if rank == 0 else None, 0)
-    assert mine == [rank]
+    gathered: list[Any] = [None] * ranks
+    dist.all_gather_object(gathered, {"rank": rank})
+    assert gathered == [{"rank": peer} for peer in range(ranks)]
+    sent: list[Any] = ["x" * 100000 if rank == 0 else None]
+    dist.broadcast_object_list(sent, 0)
+    assert len(sent[0]) == 100000
+    scattered: list[Any] = [None]
+    dist.scatter_object_list(scattered, list(range(ranks)) if rank == 0 else None, 0)
+    assert scattered == [rank]
     if ranks < 2:
         return
-    dist.send_object_list([rank], (rank + 1) % ranks) if rank % 2 == 0 else None
-    if rank % 2:
-        got: list[Any] = [None]
-        dist.recv_object_list(got, rank - 1)
-        assert got == [rank - 1]
+    if rank % 2 == 0:
+        dist.send_object_list([rank], (rank + 1) % ranks)
+    else:
+        received: list[Any] = [None]
+        dist.recv_object_list(received, rank - 1)
+        assert received == [rank - 1]
     members = list(range(ranks - 1, -1, -2))
-    part = dist.new_group(members, pg_options=mpi_gpucomp.torch.Options(codec="split"))
+    subgroup = dist.new_group(members, pg_options=mpi_gpucomp.torch.Options(codec="split"))
     if rank in members:
         tensor = torch.full((100000,), float(rank))
-        dist.all_reduce(tensor, group=part)
+        dist.all_reduce(tensor, group=subgroup)
         assert tensor.eq(sum(members)).all()
-        dist.broadcast(tensor, ranks - 1, part)
-        assert part.communicator.size == len(members)
-        dist.barrier(part)
-        dist.destroy_process_group(part)
-    subgroup, _ = dist.new_subgroups(ranks // 2 or 1) if ranks % 2 == 0 else (dist.group.WORLD, None)
-    dist.barrier(subgroup)
+        dist.broadcast(tensor, ranks - 1, subgroup)
+        assert subgroup.communicator.size == len(members)
+        dist.barrier(subgroup)
+        dist.destroy_process_group(subgroup)
+    half, _ = dist.new_subgroups(ranks // 2 or 1) if ranks % 2 == 0 else (dist.group.WORLD, None)
+    dist.barrier(half)
 
 
 def main() -> None:
-    """Run everything on one job."""
+    """Run all checks in one job."""
     dist.init_process_group("gpucomp")
     ours, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
-    assert isinstance(ours, mpi_gpucomp.torch.Group) and dist.get_backend(ours) == "gpucomp"
-    beside_gloo(ours, gloo)
-    beyond_gloo(ours)
+    assert isinstance(ours, mpi_gpucomp.torch.GpucompProcessGroup) and dist.get_backend(ours) == "gpucomp"
+    compare_with_gloo(ours, gloo)
+    unsupported_by_gloo(ours)
     shapes(ours)
     asynchronous(ours)
     coalesced(ours)
@@ -320,7 +321,7 @@ def main() -> None:
     dist.monitored_barrier(wait_all_ranks=True)
     dist.barrier()
     dist.destroy_process_group()
-    print("all is well")
+    print("passed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PyTorch's own distributed tests against the backend: those that conformance.txt lists; conformance.py runs all."""
+"""PyTorch's distributed tests against the backend: those listed in conformance.txt; conformance.py runs all."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 @needs_mpirun
-def test_pytorchs_own_tests_pass_under_the_names_gloo_and_mpi() -> None:
+def test_pytorch_tests_pass_as_gloo_and_mpi() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("expecttest", reason="PyTorch's tests need expecttest")
     if LAUNCHER is None or LAUNCHER.mpi != OPEN_MPI:
-        pytest.skip("the jobs are started with Open MPI's mpirun")
+        pytest.skip("needs Open MPI's mpirun")
     command = [
         sys.executable,
         str(HERE / "conformance.py"),
-        "--names",
+        "--backends",
         "gloo,mpi",
         "--list",
         str(HERE / "conformance.txt"),

@@ -1,8 +1,8 @@
-"""What people train with, on our backend and beside gloo: the same curves of losses, on the same data; under mpirun.
+"""Compare loss curves of DDP, ZeRO, FSDP and others with those of gloo on the same data; run under mpirun.
 
     mpirun -n 4 python tests/torch/training.py [NAME...]
 
-Sums of two numbers do not depend on their order: on two ranks curves are equal bit for bit.
+On two ranks the curves are bitwise equal, because a sum of two values does not depend on their order.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ STEPS = 4
 
 
 class Net(nn.Module):
-    """Two layers that are always used, and one that only some inputs reach."""
+    """A model of two layers, and a third one that is optional."""
 
     def __init__(self) -> None:
-        """Make the same weights on every rank, from the seed."""
+        """Initialise the weights from the global seed."""
         super().__init__()
-        self.first, self.second, self.seldom = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(4, 4)
+        self.first, self.second, self.optional = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(32)
 
-    def forward(self, x: torch.Tensor, *, seldom: bool = False) -> torch.Tensor:
-        """Return four numbers for each row."""
+    def forward(self, x: torch.Tensor, *, optional: bool = False) -> torch.Tensor:
+        """Return four outputs per row."""
         y: torch.Tensor = self.second(torch.relu(self.norm(self.first(x))))
-        return self.seldom(y) if seldom else y
+        return self.optional(y) if optional else y
 
 
 def net(seed: int = 0) -> Net:
-    """Make a model from a seed."""
+    """Create a model from a seed."""
     torch.manual_seed(seed)
     return Net()
 
@@ -65,7 +65,7 @@ def batches(count: int = STEPS) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train(model: Any, optimizer: Any, **forward: Any) -> list[float]:
-    """Take some steps, and return the losses, then a sum over the weights that shows every bit."""
+    """Train for some steps; return the losses and the sums of the weights."""
     losses = []
     for x, y in batches():
         optimizer.zero_grad()
@@ -77,41 +77,41 @@ def train(model: Any, optimizer: Any, **forward: Any) -> list[float]:
 
 
 def weights(model: Any) -> list[float]:
-    """Return the sums of all weights, of DTensors too."""
-    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return [p.detach().double().sum().item() for p in found]
+    """Return the sum of each parameter, DTensors included."""
+    parameters = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return [p.detach().double().sum().item() for p in parameters]
 
 
 def sgd(model: Any) -> torch.optim.SGD:
-    """Return the optimizer that all use."""
+    """Create the optimizer used by all tests."""
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def ddp(group: Group) -> list[float]:
-    """Buckets, several of them; ranks begin with different weights."""
+    """Use several buckets; ranks start with different weights."""
     model = DistributedDataParallel(net(dist.get_rank()), process_group=group, bucket_cap_mb=0.001)
-    return train(model, sgd(model), seldom=True)
+    return train(model, sgd(model), optional=True)
 
 
 def ddp_unused(group: Group) -> list[float]:
-    """Parameters that no loss depends on."""
+    """Train with unused parameters."""
     model = DistributedDataParallel(net(), process_group=group, find_unused_parameters=True)
     return train(model, sgd(model))
 
 
 def ddp_static(group: Group) -> list[float]:
-    """Train with a graph that stays."""
+    """Train with a static graph."""
     model = DistributedDataParallel(net(), process_group=group, static_graph=True, gradient_as_bucket_view=True)
-    return train(model, sgd(model), seldom=True)
+    return train(model, sgd(model), optional=True)
 
 
 def ddp_no_sync(group: Group) -> list[float]:
-    """Gradients of two batches before each step."""
+    """Accumulate the gradients of two batches per step."""
     model = DistributedDataParallel(net(), process_group=group)
     optimizer, losses = sgd(model), []
     for step, (x, y) in enumerate(batches()):
         with model.no_sync() if step % 2 == 0 else nullcontext():
-            loss = nn.functional.mse_loss(model(x, seldom=True), y)
+            loss = nn.functional.mse_loss(model(x, optional=True), y)
             loss.backward()
         if step % 2:
             optimizer.step()
@@ -121,7 +121,7 @@ def ddp_no_sync(group: Group) -> list[float]:
 
 
 def ddp_join(group: Group) -> list[float]:
-    """Ranks with different numbers of batches."""
+    """Train with different numbers of batches per rank."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 4), process_group=group)
     optimizer = sgd(model)
@@ -134,19 +134,19 @@ def ddp_join(group: Group) -> list[float]:
 
 
 def ddp_hooks(group: Group) -> list[float]:
-    """Hooks of torch's own: half precision, and PowerSGD, which starts operations in callbacks."""
-    found = []
+    """Use the hooks of torch: half precision, and PowerSGD, which starts operations in callbacks."""
+    losses = []
     state = PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
     for argument, hook in ((group, default_hooks.fp16_compress_hook), (state, powerSGD_hook)):
         model = DistributedDataParallel(net(), process_group=group)
         model.register_comm_hook(argument, hook)
-        found += train(model, sgd(model), seldom=True)
-    return found
+        losses += train(model, sgd(model), optional=True)
+    return losses
 
 
 def zero(group: Group) -> list[float]:
-    """Parameters that each rank updates a part of and broadcasts."""
-    found = []
+    """Shard the optimizer; each rank broadcasts the parameters that it updates."""
+    losses = []
     for view in (False, True):
         model = DistributedDataParallel(net(), process_group=group)
         optimizer = ZeroRedundancyOptimizer(
@@ -156,28 +156,28 @@ def zero(group: Group) -> list[float]:
             parameters_as_bucket_view=view,
             lr=0.1,
         )
-        found += train(model, optimizer, seldom=True)
-    return found
+        losses += train(model, optimizer, optional=True)
+    return losses
 
 
 def fsdp(group: Group) -> list[float]:
-    """Parameters in shards."""
+    """Shard the parameters."""
     mesh = DeviceMesh.from_group(group, "cpu")
     model = net()
     for layer in (model.first, model.second):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return train(model, sgd(model), seldom=True)
+    return train(model, sgd(model), optional=True)
 
 
 def tensor_parallel(group: Group) -> list[float]:
-    """Layers that are cut by columns and rows."""
+    """Split layers by columns and rows."""
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("tp",))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     optimizer, losses = sgd(model), []
-    generator = torch.Generator().manual_seed(7)  # all ranks of a row of the mesh see the same batch
+    generator = torch.Generator().manual_seed(7)  # all ranks see the same batch
     for _ in range(STEPS):
         x, y = torch.randn(16, 8, generator=generator), torch.randn(16, 4, generator=generator)
         optimizer.zero_grad()
@@ -189,27 +189,27 @@ def tensor_parallel(group: Group) -> list[float]:
 
 
 def dtensor(group: Group) -> list[float]:
-    """Tensors that change how they are spread."""
+    """Redistribute tensors."""
     mesh = DeviceMesh.from_group(group, "cpu")
     torch.manual_seed(0)
     whole = torch.randn(12, 5)
     sharded = distribute_tensor(whole, mesh, [Shard(0)])
     by_columns = sharded.redistribute(mesh, [Shard(1)])
-    everywhere = by_columns.redistribute(mesh, [Replicate()])
-    assert torch.equal(everywhere.to_local(), whole)
+    replicated = by_columns.redistribute(mesh, [Replicate()])
+    assert torch.equal(replicated.to_local(), whole)
     product = (sharded.t() @ sharded).full_tensor()
     assert torch.allclose(product, whole.t() @ whole, atol=1e-5)
     return [product.double().sum().item()]
 
 
 def compiled(group: Group) -> list[float]:
-    """Compile the model, cut at its buckets."""
+    """Compile the model, which torch splits at its buckets."""
     torch._dynamo.reset()
     model = DistributedDataParallel(net(), process_group=group)
-    return train(torch.compile(model, backend="aot_eager"), sgd(model), seldom=True)
+    return train(torch.compile(model, backend="aot_eager"), sgd(model), optional=True)
 
 
-BESIDE_GLOO: tuple[Callable[[Group], list[float]], ...] = (
+COMPARED_WITH_GLOO: tuple[Callable[[Group], list[float]], ...] = (
     ddp,
     ddp_unused,
     ddp_static,
@@ -224,53 +224,50 @@ BESIDE_GLOO: tuple[Callable[[Group], list[float]], ...] = (
 )
 
 
-# What needs no comparison
-
-
 def zero_overlapped() -> None:
-    """ZeRO's steps inside DDP's backward, which torch refuses on gloo: as without the overlap."""
-    plain = DistributedDataParallel(net(), gradient_as_bucket_view=True, static_graph=True)
+    """Overlap ZeRO with backward, which torch does not support on gloo; compare with no overlap."""
+    reference = DistributedDataParallel(net(), gradient_as_bucket_view=True, static_graph=True)
     model = DistributedDataParallel(net(), gradient_as_bucket_view=True, static_graph=True)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
     model.register_comm_hook(None, hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer))
-    other = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for x, y in batches(3):  # before DDP has rebuilt its buckets nothing is updated
-        nn.functional.mse_loss(model(x, seldom=True), y).backward()
+    other = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for x, y in batches(3):  # parameters are not updated before DDP has rebuilt its buckets
+        nn.functional.mse_loss(model(x, optional=True), y).backward()
     for parameter in model.parameters():
         parameter.grad = None
-    plain.load_state_dict(copy.deepcopy(model.state_dict()))
+    reference.load_state_dict(copy.deepcopy(model.state_dict()))
     for x, y in batches():
-        for one in (model, plain):
-            one.zero_grad()
-            nn.functional.mse_loss(one(x, seldom=True), y).backward()
+        for net_ in (model, reference):
+            net_.zero_grad()
+            nn.functional.mse_loss(net_(x, optional=True), y).backward()
         other.step()
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
 def meshes_and_checkpoints() -> None:
-    """Train with FSDP on one dimension of a mesh and replicas on the other; save, and read again."""
+    """Train with shards on one dimension of a mesh and replicas on the other; save and load."""
     ranks = dist.get_world_size()
     if ranks % 2:
         return
     mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicas", "shards"))
-    assert mesh["shards"].result() == ranks // 2 and dist.get_backend(mesh.get_group("replicas")) == "gpucomp"
+    assert mesh["shards"].size() == ranks // 2 and dist.get_backend(mesh.get_group("replicas")) == "gpucomp"
     model = fully_shard(net(), mesh=mesh)
-    train(model, sgd(model), seldom=True)
-    where: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(where)
+    train(model, sgd(model), optional=True)
+    path: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its own use of what torch has deprecated
-        checkpoint.save({"model": model.state_dict()}, checkpoint_id=where[0])
-        again = fully_shard(net(99), mesh=mesh)
-        state = {"model": again.state_dict()}
-        checkpoint.load(state, checkpoint_id=where[0])
-    again.load_state_dict(state["model"])
-    assert weights(again) == weights(model)
+        warnings.simplefilter("ignore")  # torch uses what it has deprecated
+        checkpoint.save({"model": model.state_dict()}, checkpoint_id=path[0])
+        loaded = fully_shard(net(99), mesh=mesh)
+        state = {"model": loaded.state_dict()}
+        checkpoint.load(state, checkpoint_id=path[0])
+    loaded.load_state_dict(state["model"])
+    assert weights(loaded) == weights(model)
 
 
 def sync_batch_norm() -> None:
-    """Do what SyncBatchNorm asks of a backend: its kernels want a GPU, and torch refuses modules without one."""
+    """Run the collectives of SyncBatchNorm; its kernels, and so the module itself, need a GPU."""
     model = nn.SyncBatchNorm.convert_sync_batchnorm(net(), dist.group.WORLD)
     assert isinstance(model.norm, nn.SyncBatchNorm) and model.norm.process_group is dist.group.WORLD
     ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -285,7 +282,7 @@ def sync_batch_norm() -> None:
 
 
 def lossy() -> None:
-    """Gradients and parameters that travel lossy: replicas stay equal, and losses go down as before."""
+    """Use lossy codecs for gradients and parameters: replicas stay equal, and losses decrease as before."""
     options = mpi_gpucomp.torch.Options(
         roles={"parameters": "cast:bf16", "gradients": "bound:rel=1e-3"}, passthrough_bytes=0
     )
@@ -294,37 +291,38 @@ def lossy() -> None:
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.SGD, process_group=group, parameters_as_bucket_view=True, lr=0.1
     )
-    curve = train(model, optimizer, seldom=True)
+    losses = train(model, optimizer, optional=True)
     exact = DistributedDataParallel(net())
-    reference = train(exact, torch.optim.SGD(exact.parameters(), lr=0.1), seldom=True)
-    assert torch.allclose(torch.tensor(curve[:STEPS]), torch.tensor(reference[:STEPS]), rtol=0.05)
+    expected = train(exact, torch.optim.SGD(exact.parameters(), lr=0.1), optional=True)
+    assert torch.allclose(torch.tensor(losses[:STEPS]), torch.tensor(expected[:STEPS]), rtol=0.05)
     for parameter in model.parameters():
         copies = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
         dist.all_gather(copies, parameter.detach())
         assert all(torch.equal(copies[0], other) for other in copies)
 
 
-ALONE = (zero_overlapped, meshes_and_checkpoints, sync_batch_norm, lossy)
+WITHOUT_GLOO = (zero_overlapped, meshes_and_checkpoints, sync_batch_norm, lossy)
 
 
-def main(wanted: list[str]) -> None:
-    """Run what is wanted, or everything."""
+def main(names: list[str]) -> None:
+    """Run the named checks, or all."""
     dist.init_process_group("gpucomp")
     torch.set_num_threads(1)
     ours, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
-    for act in BESIDE_GLOO:
-        if not wanted or act.__name__ in wanted:
-            mine, theirs = act(ours), act(gloo)
+    for check in COMPARED_WITH_GLOO:
+        if not names or check.__name__ in names:
+            actual, expected = check(ours), check(gloo)
             if dist.get_world_size() <= 2:
-                assert mine == theirs, f"{act.__name__}: {mine} instead of {theirs}"
-            torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-4, atol=1e-4, msg=act.__name__)
+                assert actual == expected, f"{check.__name__}: {actual}, expected {expected}"
+            tensors = torch.tensor(actual), torch.tensor(expected)
+            torch.testing.assert_close(*tensors, rtol=1e-4, atol=1e-4, msg=check.__name__)
             if dist.get_rank() == 0:
-                print(f"{act.__name__}: as with gloo", flush=True)
-    for alone in ALONE:
-        if not wanted or alone.__name__ in wanted:
-            alone()
+                print(f"{check.__name__}: equal to gloo", flush=True)
+    for check_alone in WITHOUT_GLOO:
+        if not names or check_alone.__name__ in names:
+            check_alone()
             if dist.get_rank() == 0:
-                print(f"{alone.__name__}: fine", flush=True)
+                print(f"{check_alone.__name__}: passed", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
