@@ -189,7 +189,7 @@ def main() -> None:
         globals()[name]()
         WORLD.Barrier()
         if RANK == 0:
-            print(f"{name}: right on {SIZE} ranks", flush=True)
+            print(f"{name}: passed on {SIZE} ranks", flush=True)
 
 
 main()

@@ -1,6 +1,6 @@
-"""Run under mpirun: DDP with our hook, parameters from one rank to all, and broadcasts of what has changed.
+"""Run under mpirun: the DDP hook, and broadcasts of parameters.
 
-torch_hooks.py BACKEND CHECK...     the functions below, with gloo or gpucomp as the default group
+torch_hooks.py BACKEND CHECK...     functions of this file, with gloo or gpucomp as the default group
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = 12
 
 
 def start(backend: str) -> None:
-    """Make the default group; for gloo let rank 0 serve a store on a port that is free, and tell the others."""
+    """Create the default group; for gloo, rank 0 serves a store on a free port."""
     if backend == "gpucomp":
         dist.init_process_group(backend)
         return
@@ -48,7 +48,7 @@ def model(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def trained(state: HookState | None, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Train on data that differ from rank to rank, in small buckets, which DDP makes anew after the first step."""
+    """Train on data that differ between ranks, in small buckets, which DDP rebuilds after the first step."""
     net = DistributedDataParallel(model(dtype), bucket_cap_mb=0.02)
     if state is not None:
         net.register_comm_hook(state, gpucomp_hook)
@@ -62,53 +62,53 @@ def trained(state: HookState | None, steps: int = STEPS, dtype: torch.dtype = to
     return net.module
 
 
-def flat(net: nn.Module) -> torch.Tensor:
+def flatten(net: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in net.parameters()])
 
 
 def distance(one: nn.Module, other: nn.Module) -> float:
-    return float((flat(one) - flat(other)).abs().max())
+    return float((flatten(one) - flatten(other)).abs().max())
 
 
-def check_same_everywhere(net: nn.Module) -> None:
-    mine = flat(net).view(torch.uint8).numpy().tobytes()
+def check_replicas(net: nn.Module) -> None:
+    mine = flatten(net).view(torch.uint8).numpy().tobytes()
     assert WORLD.bcast(mine) == mine, "replicas differ"
 
 
 def lossless() -> None:
-    plain = trained(None)
+    reference = trained(None)
     for codec in ("none", "split", "auto"):
         ours = trained(HookState(codec=codec))
-        check_same_everywhere(ours)
-        assert distance(ours, plain) < 1e-6, codec
+        check_replicas(ours)
+        assert distance(ours, reference) < 1e-6, codec
     half = trained(HookState(codec="split"), dtype=torch.bfloat16)
-    check_same_everywhere(half)
+    check_replicas(half)
     assert distance(half, trained(None, dtype=torch.bfloat16)) < 0.02
 
 
 def feedback() -> None:
-    """Lose most of each gradient to a coarse codec: only with feedback does the model come near the plain one."""
-    plain, untrained = trained(None, 60), model()
+    """Check that error feedback recovers the gradients lost to a coarse codec."""
+    reference, untrained = trained(None, 60), model()
     coarse = "bound:abs=2e-3"
     without = trained(HookState(codec=coarse, error_feedback=False), 60)
     with_feedback = trained(HookState(codec=coarse), 60)
-    check_same_everywhere(with_feedback)
-    check_same_everywhere(without)
-    gap = [float((flat(net) - flat(plain)).norm()) for net in (untrained, without, with_feedback)]
+    check_replicas(with_feedback)
+    check_replicas(without)
+    gap = [float((flatten(net) - flatten(reference)).norm()) for net in (untrained, without, with_feedback)]
     assert gap[2] < 0.25 * gap[1] < 0.25 * gap[0], gap
 
 
 def warm_up() -> None:
-    """As many warm-up steps as there are steps: nothing is lost."""
-    plain = trained(None)
-    assert distance(trained(HookState(codec="zfp:rate=3", warmup_steps=STEPS)), plain) < 1e-6
+    """Check that warm-up steps are not compressed."""
+    reference = trained(None)
+    assert distance(trained(HookState(codec="zfp:rate=3", warmup_steps=STEPS)), reference) < 1e-6
     short = HookState(codec="zfp:rate=3", warmup_steps=STEPS - 1)
-    assert distance(trained(short), plain) > 1e-5
+    assert distance(trained(short), reference) > 1e-5
     assert short.step == STEPS
 
 
 def roles() -> None:
-    """Take the communicator's codec for gradients; for parameters a lossy one only if it is meant for them."""
+    """Check the default codecs: by role, and for parameters a lossy one only by role."""
     with Communicator(WORLD, "zfp:rate=8", roles={"gradients": "bound:abs=1e-3"}) as comm:
         state = HookState(comm)
         assert state.codec.spec == "bound:abs=0.001"
@@ -116,18 +116,18 @@ def roles() -> None:
         assert distance(net, trained(None)) > 1e-6
         for parameter in net.parameters():
             parameter.data.mul_(1 + RANK)
-        expected = WORLD.bcast(flat(net).numpy().tobytes(), 1)
+        expected = WORLD.bcast(flatten(net).numpy().tobytes(), 1)
         sync_parameters(net, root=1, ranks=comm)
-        assert flat(net).numpy().tobytes() == expected
+        assert flatten(net).numpy().tobytes() == expected
     with Communicator(WORLD, roles={"parameters": "bound:abs=1e-2"}) as comm:
         assert HookState(comm).codec.spec == "auto"
         sync_parameters(net, root=1, ranks=comm)
-        assert RANK == 1 or flat(net).numpy().tobytes() != expected
-        assert np.abs(flat(net).numpy() - np.frombuffer(expected, np.float32)).max() <= 1e-2
+        assert RANK == 1 or flatten(net).numpy().tobytes() != expected
+        assert np.abs(flatten(net).numpy() - np.frombuffer(expected, np.float32)).max() <= 1e-2
 
 
 def overflow() -> None:
-    """Let an infinite gradient pass, as mixed precision makes them, and keep nothing of it."""
+    """Check that an infinite gradient, as in mixed precision, leaves no residual."""
     net = DistributedDataParallel(nn.Linear(600, 64, bias=False))
     net.register_comm_hook(HookState(codec="zfp:rate=8"), gpucomp_hook)
     for scale in (float("inf"), 1.0, 1.0):
@@ -140,7 +140,7 @@ def overflow() -> None:
 
 
 def overlap() -> None:
-    """Come to the last bucket of rank 0 before any other rank has begun: no bucket waits for the one before."""
+    """Check that rank 0 starts all buckets before another rank starts its first."""
     net = DistributedDataParallel(model(), bucket_cap_mb=0.02)
     futures = []
 
@@ -158,31 +158,31 @@ def overlap() -> None:
     for step in range(3):
         net(torch.ones(2, 96)).sum().backward()
         assert all(future.done() for future in futures)
-        assert (len(futures) > 2) == (step > 0)  # DDP begins with a single bucket
+        assert (len(futures) > 2) == (step > 0)  # DDP starts with a single bucket
         futures.clear()
 
 
 def two_models() -> None:
-    """Let the buckets of two models become ready in another order on each rank, in one backward."""
-    nets, alone = ([DistributedDataParallel(model(), bucket_cap_mb=0.02) for _ in range(2)] for _ in range(2))
-    for parameter in (*nets[1].parameters(), *alone[1].parameters()):
+    """Check buckets of two models that become ready in different orders on the ranks."""
+    nets, references = ([DistributedDataParallel(model(), bucket_cap_mb=0.02) for _ in range(2)] for _ in range(2))
+    for parameter in (*nets[1].parameters(), *references[1].parameters()):
         parameter.data.mul_(2)
     for net in nets:
         net.register_comm_hook(HookState(codec="split"), gpucomp_hook)
     x = torch.randn(8, 96, generator=torch.Generator().manual_seed(RANK))
     for _ in range(3):
-        for net in (*nets, *alone):
+        for net in (*nets, *references):
             net.zero_grad()
         losses = [net(x).square().mean() for net in (nets if RANK % 2 else nets[::-1])]
         (losses[0] + losses[1]).backward()
-        for net, other in zip(nets, alone, strict=True):
+        for net, other in zip(nets, references, strict=True):
             other(x).square().mean().backward()
             for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
                 assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
 def failure() -> None:
-    """Hear of one rank's mistake in backward, on all."""
+    """Check that an error of one rank is raised by backward on all ranks."""
     net = DistributedDataParallel(nn.Linear(400, 400))
     net.register_comm_hook(HookState(codec="split" if RANK else "none"), gpucomp_hook)
     try:
@@ -190,21 +190,22 @@ def failure() -> None:
     except (GpucompError, RuntimeError) as error:
         assert "expected" in str(error) and "split" in str(error), error
     else:
-        raise AssertionError("nobody noticed")
+        raise AssertionError("no error")
 
 
-def refused() -> None:
-    """Hear of groups that are not MPI's ranks, and of steps that there cannot be."""
-    some = dist.new_group([0, 1])
+def invalid_arguments() -> None:
+    """Check the errors of invalid arguments."""
+    pair = dist.new_group([0, 1])
     if RANK < 2:
-        other = f"rank {RANK} of {SIZE}, as MPI has it, got rank {RANK} of 2. Start torch with MPI's ranks, or pass a "
         _expect(
-            lambda: HookState(some),
-            f"rank {RANK}: communicator of a torch group: expected {other}Communicator of the group's ranks.",
+            lambda: HookState(pair),
+            f"rank {RANK}: communicator of a torch group: expected a group of all MPI ranks, in which this one is rank "
+            f"{RANK} of {SIZE}, got rank {RANK} of 2. Initialise torch with the MPI ranks, or pass a Communicator of the "
+            "ranks of the group.",
         )
     _expect(
         lambda: HookState(warmup_steps=-1),
-        f"rank {RANK}: HookState: expected a number of warm-up steps, 0 or more, got -1. "
+        f"rank {RANK}: HookState: expected warmup_steps of 0 or more, got -1. "
         "Pass 0 to compress from the first step on.",
     )
 
@@ -215,13 +216,13 @@ def _expect(call: Callable[[], object], text: str) -> None:
     except SpecError as error:
         assert str(error) == text, error
     else:
-        raise AssertionError("nobody refused it")
+        raise AssertionError("no error")
 
 
 def sync() -> None:
-    """Compare every tensor with the root's, whatever its type, size and layout."""
+    """Check sync_parameters on tensors of several types, sizes and layouts."""
     net = nn.Sequential(nn.Linear(300, 200), nn.BatchNorm1d(200), nn.Linear(200, 7).to(torch.bfloat16))
-    net.register_buffer("turned", torch.randn(50, 70).t())
+    net.register_buffer("transposed", torch.randn(50, 70).t())
     net.register_buffer("empty", torch.empty(0, 3))
     net.register_buffer("few", torch.arange(5) + RANK)
     for parameter in net.parameters():
@@ -238,15 +239,15 @@ def sync() -> None:
         several = WORLD.allgather([tensor.clone() for tensor in net.state_dict().values()])
         for ours, first, last, theirs in zip(net.state_dict().values(), several[0], several[-1], expected, strict=True):
             assert torch.equal(ours, last if RANK == SIZE - 1 else first)
-            near = float((ours - theirs).abs().max()) if ours.numel() else 0
-            assert near <= (0.1 if ours.is_floating_point() else 0)
+            error = float((ours - theirs).abs().max()) if ours.numel() else 0
+            assert error <= (0.1 if ours.is_floating_point() else 0)
         large = several[0][0], several[-1][0]
         assert torch.equal(*large) != exact_root
         net.load_state_dict(dict(zip(net.state_dict(), expected, strict=True)))
 
 
 def after_step() -> None:
-    """Only the root has gradients; the hook brings what it learns to all, and stops when it is removed."""
+    """Check the broadcast after each optimizer step, until its handle is removed."""
     for codec in ("split", "delta"):
         net = model()
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -255,19 +256,19 @@ def after_step() -> None:
             optimizer.zero_grad()
             (net(torch.full((4, 96), float(RANK + step))).sum()).backward()
             optimizer.step()
-            check_same_everywhere(net)
+            check_replicas(net)
         handle.remove()
         net(torch.full((4, 96), float(RANK))).sum().backward()
         optimizer.step()
-        assert len(set(WORLD.allgather(flat(net).numpy().tobytes()))) > 1
+        assert len(set(WORLD.allgather(flatten(net).numpy().tobytes()))) > 1
 
 
 def any_order() -> None:
-    """Several models' parameters at once, waited for in another order on each rank."""
+    """Start and wait for several syncs in a different order on each rank."""
     tensors = [[torch.full((5000 + 100 * n,), float(RANK + n)), torch.full((n + 1,), 1.0 * RANK)] for n in range(5)]
     syncs = [ParameterSync(several, root=n % SIZE, codec="split") for n, several in enumerate(tensors)]
-    for turn in range(3):
-        order = np.random.default_rng(RANK + turn).permutation(5)
+    for repetition in range(3):
+        order = np.random.default_rng(RANK + repetition).permutation(5)
         for n in order:
             syncs[n].start()
         for n in order[::-1]:
@@ -286,7 +287,7 @@ def main() -> None:
         globals()[name]()
         WORLD.Barrier()
         if RANK == 0:
-            print(f"{name}: right on {SIZE} ranks", flush=True)
+            print(f"{name}: passed on {SIZE} ranks", flush=True)
     dist.destroy_process_group()
 
 
