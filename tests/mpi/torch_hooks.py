@@ -200,8 +200,8 @@ def invalid_arguments() -> None:
         _expect(
             lambda: HookState(pair),
             f"rank {RANK}: communicator of a torch group: expected a group of all MPI ranks, in which this one is rank "
-            f"{RANK} of {SIZE}, got rank {RANK} of 2. Initialise torch with the MPI ranks, or pass a Communicator of the "
-            "ranks of the group.",
+            f"{RANK} of {SIZE}, got rank {RANK} of 2. Initialise torch with the MPI ranks, or pass a Communicator of "
+            "the ranks of the group.",
         )
     _expect(
         lambda: HookState(warmup_steps=-1),
