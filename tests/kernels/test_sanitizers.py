@@ -33,13 +33,13 @@ SANITIZERS = ["-O0", "-g1", "-fsanitize=address,undefined,float-cast-overflow", 
 
 
 class Planted(NamedTuple):
-    """A defect: the codec that meets it, the text where it goes and what takes its place, and what is said then."""
+    """A defect: the codec that meets it, the text where it goes and what takes its place, and the sanitizer report."""
 
     codec: str
     family: str
     right: str
     wrong: str
-    said: str
+    report: str
 
 
 PLANTED = {
@@ -118,7 +118,7 @@ def test_what_is_planted_is_found(planted: Planted, tmp_path: Path) -> None:
     (library,) = build(kernels, tmp_path, extra_flags=SANITIZERS, only="baseline")
     done = fuzz(library, "heap", ROUNDS, preload, planted.codec)
     assert done.returncode != 0, done.stdout[-300:]
-    assert planted.said in done.stderr
+    assert planted.report in done.stderr
     assert f"{planted.family}:" in done.stderr
 
 
