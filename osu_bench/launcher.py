@@ -35,11 +35,11 @@ class Launcher:
 
     @property
     def flags(self) -> list[str]:
-        """What it needs on any machine: Open MPI refuses root, and more ranks than cores, unless told."""
+        """Options for any machine: by default Open MPI refuses root, and more ranks than cores."""
         return ["--allow-run-as-root", "--oversubscribe"] if self.mpi == OPEN_MPI else []
 
     def command(self, ranks: int, program: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-        """Return the command that runs a program on so many ranks of this machine."""
+        """Return the command that runs a program on several ranks of this machine."""
         return [self.program, *self.flags, *options, "-n", str(ranks), *program]
 
 

@@ -21,7 +21,7 @@ SEGMENTATION = segmented.Segmentation(1000)
 LENGTHS = (0, 1, 935, 936, 937, 999, 1000, 1001, 1937, 1938, 1939, 5000, 64 * 1001 + 936, 64 * 1001 + 937, 90_000)
 """Around the lengths that add a segment, and beyond the largest number of segments."""
 CAPACITY = 100_000
-KEPT: list[np.ndarray] = []
+RETAINED: list[np.ndarray] = []
 """Keeps the sent arrays alive."""
 
 
@@ -35,7 +35,7 @@ def values(seed: int, nbytes: int) -> np.ndarray:
 
 
 def send(transport: MpiTransport, peer: int, tag: int, data: np.ndarray) -> Transfer:
-    KEPT.append(data)
+    RETAINED.append(data)
     return transport.send(peer, tag, data.ctypes.data, data.nbytes)
 
 

@@ -43,7 +43,7 @@ def special_values(dtype: np.dtype) -> np.ndarray:
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Say whether two arrays are equal bit for bit."""
+    """Return True if two arrays are equal bit for bit."""
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 

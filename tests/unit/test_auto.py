@@ -188,8 +188,8 @@ def test_chunks_that_follow_each_other_share_a_sample() -> None:
     random = kinds("float32", 10 * CHUNK)["random"].copy()
     random[:CHUNK] = kinds("float32", CHUNK)["weights"]
     auto = Auto(SLOW)
-    said = [chosen(auto, random[at * CHUNK : (at + 1) * CHUNK]) for at in range(10)]
-    assert said == ["split"] * 8 + ["none"] * 2
+    names = [chosen(auto, random[at * CHUNK : (at + 1) * CHUNK]) for at in range(10)]
+    assert names == ["split"] * 8 + ["none"] * 2
     assert chosen(auto, random[CHUNK : 2 * CHUNK]) == "none", "it does not follow the last one"
     chosen(auto, random[:CHUNK])
     assert chosen(auto, random[CHUNK : 2 * CHUNK].view(np.int32)) == "none", "other elements"

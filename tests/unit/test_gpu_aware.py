@@ -78,12 +78,12 @@ def test_without_a_setting_the_result_is_open(environment: dict[str, str]) -> No
     assert by_setting(environment) is None
 
 
-@pytest.mark.parametrize("said", ["yes", "2", "01", " 1", "true"])
-def test_an_invalid_setting_is_an_error(said: str) -> None:
+@pytest.mark.parametrize("value", ["yes", "2", "01", " 1", "true"])
+def test_an_invalid_setting_is_an_error(value: str) -> None:
     with pytest.raises(SpecError) as caught:
-        by_setting({"MPI_GPUCOMP_CUDA_AWARE": said})
+        by_setting({"MPI_GPUCOMP_CUDA_AWARE": value})
     assert str(caught.value) == (
-        f"environment variable MPI_GPUCOMP_CUDA_AWARE: expected 0 or 1, got '{said}'. "
+        f"environment variable MPI_GPUCOMP_CUDA_AWARE: expected 0 or 1, got '{value}'. "
         "Set 1 if MPI takes GPU memory, 0 to stage through pinned memory, or unset it to find out."
     )
 
