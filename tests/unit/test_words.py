@@ -150,8 +150,6 @@ PENDING: tuple[str, ...] = (
 
 SAME_CLASS_NAME: dict[str, str] = {
     "Choice": "pending: one Plan replaces both",
-    "Line": "pending: FrameChannel for messages",
-    "Message": "pending: point to point and torch",
     "Outgoing": "pending: messages, links, rails",
     "Place": "pending: calls and schedules",
 }

@@ -10,7 +10,7 @@ from mpi_gpucomp.schedule.dataflow import Dataflow
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate.lane import LaneRun, RankState
 from mpi_gpucomp.schedule.simulate.record import PathPart, Record, Simulation
-from mpi_gpucomp.schedule.simulate.resources import Cores, EventQueue, Interconnect, WorkQueue
+from mpi_gpucomp.schedule.simulate.resources import Cores, EventQueue, Interconnect, RankQueue
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.cost import CodecCost
@@ -43,7 +43,7 @@ def simulate(
     runs: list[LaneRun] = []
     for number, program in enumerate(algorithm.programs):
         flow = Dataflow.of(program, algorithm.spec, number)
-        coder = WorkQueue(events, number, records, cores.get(number))
+        coder = RankQueue(events, number, records, cores.get(number))
         rank = RankState(events, program.lanes, flow, coder, network, chunk_bytes, costs, codec is None)
         rank.finished, rank.causes = [0] * len(program.lanes), [-1] * len(program.lanes)
         for at, lane in enumerate(program.lanes):

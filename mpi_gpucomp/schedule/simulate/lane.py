@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.schedule.cost import CodecCost
     from mpi_gpucomp.schedule.dataflow import ChunkValue, Dataflow
     from mpi_gpucomp.schedule.ir import Lane, Step
-    from mpi_gpucomp.schedule.simulate.resources import Connection, EventQueue, Interconnect, WorkQueue
+    from mpi_gpucomp.schedule.simulate.resources import Connection, EventQueue, Interconnect, RankQueue
 
     Waiting = Generator[None, None, None]
 
@@ -42,7 +42,7 @@ class RankState:
     events: EventQueue
     lanes: Sequence[Lane]
     dataflow: Dataflow
-    coder: WorkQueue
+    coder: RankQueue
     network: Interconnect
     chunk_bytes: Sequence[float]
     """Raw bytes of a chunk in each loop."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["Connection", "Cores", "EventQueue", "FairNetwork", "Flow", "Interconnect", "Work", "WorkQueue"]
+__all__ = ["Connection", "Cores", "EventQueue", "FairNetwork", "Flow", "Interconnect", "RankQueue", "Work"]
 
 RECEIVE_SLOTS = 2
 """Messages that a lane of the engine can receive ahead."""
@@ -90,7 +90,7 @@ class Cores:
             self._free += 1
 
 
-class WorkQueue:
+class RankQueue:
     """The work of a rank, done in order."""
 
     def __init__(self, events: EventQueue, rank: int, records: list[Record], cores: Cores | None) -> None:
@@ -251,7 +251,7 @@ class Interconnect:
     ) -> None:
         """Find the resources that connections share; ranks handle their messages on these cores."""
         self._events, self._records, self.message_cost = events, records, topology.message_cost
-        queues = [WorkQueue(events, rank, records, (cores or {}).get(rank)) for rank in range(topology.ranks)]
+        queues = [RankQueue(events, rank, records, (cores or {}).get(rank)) for rank in range(topology.ranks)]
         self._handlers = queues if topology.message_cost != NO_MESSAGE_COST else None
         keys = dict.fromkeys(
             (rank, lane.send, lane.channel)
