@@ -167,8 +167,8 @@ CUDA_AWARE: Setting[bool | None] = Setting(
     _flag,
     "0 or 1",
     None,
-    "ask the MPI library",
-    "Set 1 if MPI takes GPU memory, 0 to stage through pinned memory, or unset it to find out.",
+    "detected",
+    "Set 1 if MPI is GPU-aware, 0 to stage through pinned memory, or unset it to detect it.",
 )
 SEGMENT_BYTES: Setting[int | None] = Setting(
     "SEGMENT_BYTES",

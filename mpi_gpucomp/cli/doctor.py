@@ -210,7 +210,7 @@ def _version(module: str) -> str:
     """Import a module and return its version, or the reason why it cannot be imported."""
     try:
         return str(import_module(module).__version__)
-    except Exception as error:  # a broken installation fails in any way it likes
+    except Exception as error:  # a broken installation may raise anything
         return f"none: {_last_line(str(error))}"
 
 

@@ -105,7 +105,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--output": {"type": Path, "metavar": "FILE", "help": "file to write"},
     "--json": {"action": "store_true", "help": "print JSON"},
 }
-"""Options that several commands have: spelled and read alike in all of them."""
+"""Options that several commands have: the same flags, type and meaning in all of them."""
 SHORT = {"--output": "-o"}
 
 
@@ -193,7 +193,7 @@ def chunk_bytes(chunk: int | None, size: int, spec: str | None) -> int:
 
 
 def allgather_json(comm: MPI.Intracomm, value: Any) -> list[Any]:
-    """Return the values of all ranks; they travel as JSON, since nothing that a peer sends may be unpickled."""
+    """Return the values of all ranks; sent as JSON, since nothing from a peer may be unpickled."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([text.size], np.int64), sizes)

@@ -38,7 +38,9 @@ def racks(folder: Path, hosts: int, racks: int) -> Topology:
     islands = [frozenset(range(rack, hosts, racks)) for rack in range(racks)]
     sets = {frozenset({host}): 20000 for host in range(hosts)} | dict.fromkeys(islands, 40000)
     ports = [
-        Port(f"{sorted(ranks)}, {way}", ranks, way, beta * PER_MB) for ranks, beta in sets.items() for way in DIRECTIONS
+        Port(f"{sorted(ranks)}, {direction}", ranks, direction, beta * PER_MB)
+        for ranks, beta in sets.items()
+        for direction in DIRECTIONS
     ]
     nodes = tuple((host,) for host in range(hosts))
     made = Topology(f"{racks} racks", nodes, {"lan": LinkCost(5e-5, 20000 * PER_MB)}, None, "lan", ports=tuple(ports))

@@ -61,7 +61,7 @@ def test_values_are_read_from_the_environment(name: str, text: str, value: objec
             "CUDA_AWARE",
             "yes",
             "expected 0 or 1, got 'yes'. "
-            "Set 1 if MPI takes GPU memory, 0 to stage through pinned memory, or unset it to find out.",
+            "Set 1 if MPI is GPU-aware, 0 to stage through pinned memory, or unset it to detect it.",
         ),
         (
             "SEGMENT_BYTES",

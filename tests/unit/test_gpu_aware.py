@@ -84,7 +84,7 @@ def test_an_invalid_setting_is_an_error(value: str) -> None:
         by_setting({"MPI_GPUCOMP_CUDA_AWARE": value})
     assert str(caught.value) == (
         f"environment variable MPI_GPUCOMP_CUDA_AWARE: expected 0 or 1, got '{value}'. "
-        "Set 1 if MPI takes GPU memory, 0 to stage through pinned memory, or unset it to find out."
+        "Set 1 if MPI is GPU-aware, 0 to stage through pinned memory, or unset it to detect it."
     )
 
 

@@ -66,7 +66,7 @@ def test_nodes_of_one_speed():
     assert topology.class_of(0, 1) == "within nodes"
     assert topology.class_of(1, 2) == "between nodes"
     assert [(port.name, port.per_byte) for port in topology.ports] == [
-        (f"node {node}, {way}", 8e-9) for node in range(2) for way in ("out", "in")
+        (f"node {node}, {direction}", 8e-9) for node in range(2) for direction in ("out", "in")
     ]
 
 
