@@ -12,7 +12,7 @@ GLOO = (
     *("sync", "after_step", "any_order", "invalid_arguments", "failure"),
 )
 OURS = ("lossless", "two_models", "sync")
-DELTAS = ("every_type", "anew", "missed", "failed", "refused", "ends", "in_any_order")
+DELTAS = ("every_type", "unrelated", "missed", "failed", "refused", "ends", "in_any_order")
 
 
 @needs_mpirun
