@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import (
@@ -19,7 +20,8 @@ from mpi_gpucomp.errors import (
 )
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.communicator import Communicator, Request
+    from mpi_gpucomp.communicator import Communicator
+    from mpi_gpucomp.request import Request
     from mpi_gpucomp.transport.rails import Rails
 
 __version__ = "0.1.0"
@@ -42,14 +44,12 @@ __all__ = [
 ]
 
 
+_HOMES = {"Communicator": "communicator", "Rails": "transport.rails", "Request": "request"}
+"""The modules of the names that start MPI."""
+
+
 def __getattr__(name: str) -> object:
     """Import what starts MPI only when it is asked for."""
-    if name in ("Communicator", "Request"):
-        from mpi_gpucomp import communicator as comm
-
-        return getattr(comm, name)
-    if name == "Rails":
-        from mpi_gpucomp.transport import rails
-
-        return rails.Rails
+    if name in _HOMES:
+        return getattr(import_module(f"mpi_gpucomp.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

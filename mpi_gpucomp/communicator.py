@@ -1,6 +1,7 @@
-"""The communicator: how it is made and freed, what it was made with, and what it tells of itself.
+"""The user's API: an MPI communicator with mpi4py's names and semantics, whose collectives compress and pipeline.
 
-What it does is in `Methods`.
+Large messages run as schedules on the engine. Small ones, and what our kernels do not support, are passed through to
+the MPI library on a duplicate of the communicator. All ranks come to the same plan from what they know alike.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp._dispatch.dispatcher import Caller
+from mpi_gpucomp._dispatch.dispatcher import Dispatcher
 from mpi_gpucomp._dispatch.p2p import PointToPoint
+from mpi_gpucomp._dispatch.passthrough import method_salt
 from mpi_gpucomp._dispatch.persistent import DeltaRequest
 from mpi_gpucomp._dispatch.plan import Settings
 from mpi_gpucomp.codec import get_codec
@@ -23,66 +25,224 @@ from mpi_gpucomp.stats import RailStats, Stats, rails_of, stats_of
 from mpi_gpucomp.transport.rails import Rails, resolve_rails
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Unpack
 
-    from mpi_gpucomp._dispatch.passthrough import Quick
-    from mpi_gpucomp._dispatch.plan import CallOptions
+    from mpi_gpucomp._call.calls import CallOptions
+    from mpi_gpucomp._dispatch.plan import Plan
     from mpi_gpucomp.codec import Codec
-    from mpi_gpucomp.engine.deadlock import DeadlockDetector
 
-__all__ = ["Communicator", "Methods", "Request"]
-
-
-# The methods of a communicator that move data, under mpi4py's names and with its arguments.
-#
-# A call goes one of two ways. Large ones are schedules that the engine runs. Small ones, and what we have no
-# kernels for,
-# go straight to MPI, on a duplicate of their own. Which way a call goes follows from what all ranks know alike.
+__all__ = ["Communicator"]
 
 _Array = np.ndarray
+BCAST_SALT, ALLREDUCE_SALT = method_salt("Bcast"), method_salt("Allreduce")
 
 
-def _is_plain(sendbuf: Any) -> bool:
-    """Say whether mpi4py can surely send from an argument as it is."""
+def _is_contiguous(sendbuf: Any) -> bool:
+    """Return True if mpi4py surely takes a send buffer as it is."""
     return sendbuf is MPI.IN_PLACE or (type(sendbuf) is _Array and sendbuf.flags.carray)
 
 
-class Methods:
-    """Collectives, blocking, persistent and started, and messages between two ranks."""
+class Communicator:
+    """The ranks of an MPI communicator, on duplicates of it. Methods not defined here are mpi4py's."""
 
-    _plain: MPI.Intracomm
-    """Ours alone, for MPI's own calls."""
-    _caller: Caller
-    _p2p: PointToPoint
-    _watch: DeadlockDetector
-    _quick: Quick
-    _deltas: Iterator[int]
+    def __init__(
+        self,
+        comm: MPI.Intracomm | Communicator,
+        codec: str | Codec = "auto",
+        *,
+        roles: Mapping[str, str | Codec] | None = None,
+        chunk: int | None = None,
+        slots: int = 2,
+        passthrough_bytes: int = 1 << 15,
+        timeout: float | None = 60.0,
+        plans: str | None = None,
+        rails: str | Rails | None = None,
+        monitor: bool | None = None,
+    ) -> None:
+        """Duplicate `comm`: collective, with the same arguments on all ranks.
+
+        `codec` applies to all calls that name none; "auto" is lossless and chosen by measurement. `roles` gives codecs
+        for kinds of data, such as {"gradients": "bound:rel=1e-3"} for calls with role="gradients". Messages of at most
+        `passthrough_bytes` are passed through to the MPI library. At most `slots` collectives run at once, in chunks of
+        `chunk` bytes (None: 256 KiB to 2 MiB, by message size and codec). Ranks in a circular wait get a DeadlockError
+        after `timeout` seconds (None: never). `plans` is a directory of synthesised schedules; those made for nodes
+        like these are used where they fit. `rails` are network devices, such as "eth0,eth1": messages use the first,
+        and the next when that fails (None: as MPI_GPUCOMP_RAILS says; "": MPI carries all messages). `monitor` turns
+        tracing on or off (None: as MPI_GPUCOMP_MONITOR says, on by default).
+        """
+        self._settings = Settings(
+            codec,
+            dict(roles or {}),
+            chunk,
+            slots,
+            passthrough_bytes,
+            timeout,
+            plans,
+            resolve_rails(rails) or "",
+            monitor,
+        )
+        self._comm: MPI.Intracomm = (comm._comm if isinstance(comm, Communicator) else comm).Dup()
+        self._freed = False
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self._dispatcher = Dispatcher(self._comm, self._settings)
+        self._runtime = self._dispatcher.runtime
+        self._p2p = PointToPoint(self._comm, self._runtime, self._settings)
+        self._engine, self._native = self._runtime.engine, self._runtime.native
+        self._fast_path, self._watch = self._native.fast_path, self._engine.watch
+        self._deltas = count()
+
+    def __enter__(self) -> Communicator:
+        """Return the communicator, to be freed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free it, unless there was an error: then other ranks may not arrive."""
+        if error is None:
+            self.Free()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return mpi4py's attribute, of our duplicate."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._comm, name)
+
+    def Free(self) -> None:
+        """Stop the progress thread and free the duplicates: collective, with nothing in flight.
+
+        A broken communicator is left to MPI_Finalize: not all ranks would take part.
+        """
+        broken = self._engine.broken is not None
+        if self._freed:
+            return
+        self._close(broken=broken)
+        if not broken:
+            self._comm.Free()
+
+    def _close(self, *, broken: bool) -> None:
+        self._freed = True
+        self._dispatcher.close(broken=broken)
+        self._p2p.close(broken=broken)
+        self._fast_path.clear()
+        self._engine.broken = self._engine.broken or SpecError(
+            "communicator",
+            expected="one that is in use",
+            got="one that was freed",
+            remedy="Make a new one.",
+            rank=self.rank,
+        )
+
+    def Dup(self) -> Communicator:
+        """Return another communicator of the same ranks and settings: collective."""
+        return self._like(self._comm)
+
+    def Split(self, color: int = 0, key: int = 0) -> Communicator | None:
+        """Return a communicator of the ranks of the same color; None for MPI.UNDEFINED: collective."""
+        return self._take_over(self._comm.Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Communicator | None:
+        """Return a communicator of the ranks of the same type, such as MPI.COMM_TYPE_SHARED: collective."""
+        return self._take_over(self._comm.Split_type(split_type, key, info))
+
+    def Shrink(self) -> Communicator:
+        """Return a communicator of the ranks that are alive, with an MPI that has ULFM: collective among them."""
+        self._close(broken=True)
+        survivors = self._take_over(self._comm.Shrink())
+        assert survivors is not None, "this rank is alive"
+        return survivors
+
+    def _take_over(self, part: MPI.Comm) -> Communicator | None:
+        if not isinstance(part, MPI.Intracomm) or part == MPI.COMM_NULL:
+            return None
+        try:
+            return self._like(part)
+        finally:
+            part.Free()
+
+    def _like(self, comm: MPI.Intracomm) -> Communicator:
+        return type(self)(comm, **self._settings._asdict())
+
+    # Plans
+
+    def explain(self, method: str, /, *args: Any, **options: Unpack[CallOptions]) -> Plan:
+        """Return how a blocking call of `method`, such as "Bcast", would run, and why: collective.
+
+        Nothing is sent, except that codec="auto" measures a collective that was not measured before.
+        """
+        return self._dispatcher.explain(method, args, options)
+
+    def calibrate(self, *methods: str) -> None:
+        """Measure now what codec="auto" needs for these methods, such as "Bcast": collective.
+
+        Blocking calls do so the first time. Non-blocking calls cannot wait for other ranks, and are passed through
+        until their method is calibrated.
+        """
+        self._dispatcher.calibrate(methods or ("Bcast", "Allreduce"))
+
+    def autotune(self, method: str, /, *args: Any, **options: Unpack[CallOptions]) -> Plan:
+        """Repeat a call until codec="auto" has found the fastest plan for its size, and return that: collective.
+
+        Otherwise the first 20 to 40 calls of each size rotate through the candidates. Reductions are not explored
+        unless autotuned, so that their summation order stays the same from call to call.
+        """
+        return self._dispatcher.autotune(method, args, options)
+
+    # Named collectives
+
+    def register(self, name: str, collective: str, /, **options: Unpack[CallOptions]) -> None:
+        """Register a collective under a name, to be run in any order among other named collectives."""
+        self._runtime.names.register(name, collective, options)
+
+    def run(self, name: str, /, *args: Any, **options: Unpack[CallOptions]) -> Request:
+        """Start a registered collective, with the arguments of mpi4py's method."""
+        return self._dispatcher.run_named(name, args, options)
+
+    def completed(self) -> list[str]:
+        """Return the names completed since the last call, in order."""
+        self._runtime.driver.turn()
+        return self._runtime.names.completed()
+
+    # Introspection
+
+    def stats(self) -> Stats:
+        """Return what the engine has sent and received so far."""
+        return stats_of(self._runtime)
+
+    def rail_stats(self) -> RailStats | None:
+        """Return the state of the rails; None without rails."""
+        return rails_of(self._runtime)
+
+    def codec_for(self, role: str | None = None) -> Codec | None:
+        """Return the codec of a role, None if it has none; without a role, the default codec."""
+        codec = self._settings.codec if role is None else self._settings.roles.get(role)
+        return None if codec is None else get_codec(codec)
 
     # Collectives
 
     def Bcast(self, buf: Any, root: int = 0, **options: Unpack[CallOptions]) -> None:
-        """Send the root's buffer to all."""
+        """Broadcast the root's buffer."""
         if type(buf) is not _Array or not buf.flags.carray or options:
-            self._caller.block("Bcast", (buf, root), options)
+            self._dispatcher.run("Bcast", (buf, root), options)
             return
-        known = self._quick.get(kind := (buf.nbytes, buf.dtype.char, root))
-        if known is None or known[1].left <= 0:
-            if (known := self._caller.block("Bcast", (buf, root), options)) is not None:
-                self._quick[kind] = known
+        known = self._fast_path.get(key := (buf.nbytes, buf.dtype.char, root))
+        if known is None or known[1].ttl <= 0:
+            if (known := self._dispatcher.run("Bcast", (buf, root), options)) is not None:
+                self._fast_path[key] = known
             return
-        # Watch.note and Straight.call written out: of three microseconds every line takes its share
-        (on, calls), watch = known, self._watch
-        calls.left -= 1
-        watch.trace = (watch.trace * 31 + kind[0] + root) & LOW_BITS
+        # Passthrough.run written out: every line counts in a path of three microseconds.
+        (comm, lifetime), watch = known, self._watch
+        lifetime.ttl -= 1
+        watch.trace = (watch.trace * 31 + key[0] + root + BCAST_SALT) & LOW_BITS
         watch.steps += 1
         watch.outside = "Bcast"
         try:
-            on.Bcast(buf, root)
+            comm.Bcast(buf, root)
         except MPI.Exception as error:
-            self._caller.straight.check_dead(error)
+            self._native.check_dead(error)
             raise
         finally:
             watch.outside = None
@@ -90,178 +250,178 @@ class Methods:
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[CallOptions]
     ) -> None:
-        """Reduce all buffers into the root's."""
-        self._caller.block("Reduce", (sendbuf, recvbuf, op, root), options)
+        """Reduce to the root."""
+        self._dispatcher.run("Reduce", (sendbuf, recvbuf, op, root), options)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]) -> None:
-        """Reduce all buffers into everybody's."""
-        if type(recvbuf) is not _Array or not recvbuf.flags.carray or not _is_plain(sendbuf) or options:
-            self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)
+        """Reduce to all ranks."""
+        if type(recvbuf) is not _Array or not recvbuf.flags.carray or not _is_contiguous(sendbuf) or options:
+            self._dispatcher.run("Allreduce", (sendbuf, recvbuf, op), options)
             return
-        known = self._quick.get(kind := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle))
-        if known is None or known[1].left <= 0:
-            if (known := self._caller.block("Allreduce", (sendbuf, recvbuf, op), options)) is not None:
-                self._quick[kind] = known
+        known = self._fast_path.get(key := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle))
+        if known is None or known[1].ttl <= 0:
+            if (known := self._dispatcher.run("Allreduce", (sendbuf, recvbuf, op), options)) is not None:
+                self._fast_path[key] = known
             return
-        (on, calls), watch = known, self._watch
-        calls.left -= 1
-        watch.trace = (watch.trace * 31 + kind[0]) & LOW_BITS
+        (comm, lifetime), watch = known, self._watch
+        lifetime.ttl -= 1
+        watch.trace = (watch.trace * 31 + key[0] + ALLREDUCE_SALT) & LOW_BITS
         watch.steps += 1
         watch.outside = "Allreduce"
         try:
-            on.Allreduce(sendbuf, recvbuf, op)
+            comm.Allreduce(sendbuf, recvbuf, op)
         except MPI.Exception as error:
-            self._caller.straight.check_dead(error)
+            self._native.check_dead(error)
             raise
         finally:
             watch.outside = None
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> None:
-        """Collect the buffers of all ranks everywhere."""
-        self._caller.block("Allgather", (sendbuf, recvbuf), options)
+        """Gather to all ranks."""
+        self._dispatcher.run("Allgather", (sendbuf, recvbuf), options)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> None:
-        """Collect buffers of different lengths everywhere."""
-        self._caller.block("Allgatherv", (sendbuf, recvbuf), options)
+        """Gather blocks of different lengths to all ranks."""
+        self._dispatcher.run("Allgatherv", (sendbuf, recvbuf), options)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> None:
-        """Collect the buffers of all ranks at the root."""
-        self._caller.block("Gather", (sendbuf, recvbuf, root), options)
+        """Gather to the root."""
+        self._dispatcher.run("Gather", (sendbuf, recvbuf, root), options)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> None:
-        """Collect buffers of different lengths at the root."""
-        self._caller.block("Gatherv", (sendbuf, recvbuf, root), options)
+        """Gather blocks of different lengths to the root."""
+        self._dispatcher.run("Gatherv", (sendbuf, recvbuf, root), options)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> None:
-        """Send every rank its share of the root's buffer."""
-        self._caller.block("Scatter", (sendbuf, recvbuf, root), options)
+        """Scatter the root's buffer."""
+        self._dispatcher.run("Scatter", (sendbuf, recvbuf, root), options)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> None:
-        """Send every rank a share of its own length of the root's buffer."""
-        self._caller.block("Scatterv", (sendbuf, recvbuf, root), options)
+        """Scatter blocks of different lengths of the root's buffer."""
+        self._dispatcher.run("Scatterv", (sendbuf, recvbuf, root), options)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]
     ) -> None:
-        """Reduce all buffers, each rank getting so many elements of the result."""
-        recvcounts = self._caller.shares(sendbuf, recvbuf, recvcounts, options)
-        self._caller.block("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
+        """Reduce, and scatter the result in blocks of `recvcounts` elements."""
+        recvcounts = self._dispatcher.share_counts(sendbuf, recvbuf, recvcounts, options)
+        self._dispatcher.run("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]
     ) -> None:
-        """Reduce all buffers, each rank getting its share of the result."""
-        self._caller.block("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
+        """Reduce, and scatter the result in equal blocks."""
+        self._dispatcher.run("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> None:
-        """Send every rank its share of every rank's buffer."""
-        self._caller.block("Alltoall", (sendbuf, recvbuf), options)
+        """Exchange equal blocks among all ranks."""
+        self._dispatcher.run("Alltoall", (sendbuf, recvbuf), options)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> None:
-        """Send every rank shares of different lengths."""
-        self._caller.block("Alltoallv", (sendbuf, recvbuf), options)
+        """Exchange blocks of different lengths among all ranks."""
+        self._dispatcher.run("Alltoallv", (sendbuf, recvbuf), options)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]) -> None:
-        """Reduce the buffers of the ranks up to this one (by MPI's own)."""
-        self._caller.block("Scan", (sendbuf, recvbuf, op), options)
+        """Compute the inclusive prefix reduction (passed through)."""
+        self._dispatcher.run("Scan", (sendbuf, recvbuf, op), options)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]) -> None:
-        """Reduce the buffers of the ranks before this one (by MPI's own)."""
-        self._caller.block("Exscan", (sendbuf, recvbuf, op), options)
+        """Compute the exclusive prefix reduction (passed through)."""
+        self._dispatcher.run("Exscan", (sendbuf, recvbuf, op), options)
 
     def Barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self._caller.straight.barrier()
+        """Wait for all ranks."""
+        self._native.barrier()
 
-    # Started again and again
+    # Persistent collectives
 
     def Bcast_init(self, buf: Any, root: int = 0, **options: Unpack[CallOptions]) -> PersistentRequest:
-        """Prepare to send the root's buffer to all, whenever it is started; codec="delta" sends what has changed."""
+        """Prepare a persistent broadcast; codec="delta" sends only what has changed since the last one."""
         if options.get("codec") == "delta":
-            return DeltaRequest(self._caller, buf, root, options, f"delta {next(self._deltas)}")
-        return PersistentRequest(self._caller.prepare("Bcast", (buf, root), options))
+            return DeltaRequest(self._dispatcher, buf, root, options, f"delta {next(self._deltas)}")
+        return PersistentRequest(self._dispatcher.prepare("Bcast", (buf, root), options))
 
     def Allreduce_init(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]
     ) -> PersistentRequest:
-        """Prepare to reduce all buffers into everybody's, whenever it is started."""
-        return PersistentRequest(self._caller.prepare("Allreduce", (sendbuf, recvbuf, op), options))
+        """Prepare a persistent all-reduce."""
+        return PersistentRequest(self._dispatcher.prepare("Allreduce", (sendbuf, recvbuf, op), options))
 
-    # The same, started only
+    # Non-blocking collectives
 
     def Ibcast(self, buf: Any, root: int = 0, **options: Unpack[CallOptions]) -> Request:
-        """Start to send the root's buffer to all."""
-        return self._caller.begin("Bcast", (buf, root), options)
+        """Start a broadcast."""
+        return self._dispatcher.start("Bcast", (buf, root), options)
 
     def Ireduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[CallOptions]
     ) -> Request:
-        """Start to reduce all buffers into the root's."""
-        return self._caller.begin("Reduce", (sendbuf, recvbuf, op, root), options)
+        """Start a reduction to the root."""
+        return self._dispatcher.start("Reduce", (sendbuf, recvbuf, op, root), options)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]) -> Request:
-        """Start to reduce all buffers into everybody's."""
-        return self._caller.begin("Allreduce", (sendbuf, recvbuf, op), options)
+        """Start a reduction to all ranks."""
+        return self._dispatcher.start("Allreduce", (sendbuf, recvbuf, op), options)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> Request:
-        """Start to collect the buffers of all ranks everywhere."""
-        return self._caller.begin("Allgather", (sendbuf, recvbuf), options)
+        """Start a gather to all ranks."""
+        return self._dispatcher.start("Allgather", (sendbuf, recvbuf), options)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> Request:
-        """Start to collect buffers of different lengths everywhere."""
-        return self._caller.begin("Allgatherv", (sendbuf, recvbuf), options)
+        """Start a gather of blocks of different lengths to all ranks."""
+        return self._dispatcher.start("Allgatherv", (sendbuf, recvbuf), options)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> Request:
-        """Start to collect the buffers of all ranks at the root."""
-        return self._caller.begin("Gather", (sendbuf, recvbuf, root), options)
+        """Start a gather to the root."""
+        return self._dispatcher.start("Gather", (sendbuf, recvbuf, root), options)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> Request:
-        """Start to collect buffers of different lengths at the root."""
-        return self._caller.begin("Gatherv", (sendbuf, recvbuf, root), options)
+        """Start a gather of blocks of different lengths to the root."""
+        return self._dispatcher.start("Gatherv", (sendbuf, recvbuf, root), options)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> Request:
-        """Start to send every rank its share of the root's buffer."""
-        return self._caller.begin("Scatter", (sendbuf, recvbuf, root), options)
+        """Start a scatter of the root's buffer."""
+        return self._dispatcher.start("Scatter", (sendbuf, recvbuf, root), options)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Unpack[CallOptions]) -> Request:
-        """Start to send every rank a share of its own length of the root's buffer."""
-        return self._caller.begin("Scatterv", (sendbuf, recvbuf, root), options)
+        """Start a scatter of blocks of different lengths."""
+        return self._dispatcher.start("Scatterv", (sendbuf, recvbuf, root), options)
 
     def Ireduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]
     ) -> Request:
-        """Start to reduce all buffers, each rank getting so many elements of the result."""
-        recvcounts = self._caller.shares(sendbuf, recvbuf, recvcounts, options)
-        return self._caller.begin("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
+        """Start a reduce-scatter in blocks of `recvcounts` elements."""
+        recvcounts = self._dispatcher.share_counts(sendbuf, recvbuf, recvcounts, options)
+        return self._dispatcher.start("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
 
     def Ireduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]
     ) -> Request:
-        """Start to reduce all buffers, each rank getting its share of the result."""
-        return self._caller.begin("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
+        """Start a reduce-scatter in equal blocks."""
+        return self._dispatcher.start("Reduce_scatter_block", (sendbuf, recvbuf, op), options)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> Request:
-        """Start to send every rank its share of every rank's buffer."""
-        return self._caller.begin("Alltoall", (sendbuf, recvbuf), options)
+        """Start an exchange of equal blocks among all ranks."""
+        return self._dispatcher.start("Alltoall", (sendbuf, recvbuf), options)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> Request:
-        """Start to send every rank shares of different lengths."""
-        return self._caller.begin("Alltoallv", (sendbuf, recvbuf), options)
+        """Start an exchange of blocks of different lengths among all ranks."""
+        return self._dispatcher.start("Alltoallv", (sendbuf, recvbuf), options)
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]) -> Request:
-        """Start to reduce the buffers of the ranks up to this one (by MPI's own)."""
-        return self._caller.begin("Scan", (sendbuf, recvbuf, op), options)
+        """Start an inclusive prefix reduction (passed through)."""
+        return self._dispatcher.start("Scan", (sendbuf, recvbuf, op), options)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]) -> Request:
-        """Start to reduce the buffers of the ranks before this one (by MPI's own)."""
-        return self._caller.begin("Exscan", (sendbuf, recvbuf, op), options)
+        """Start an exclusive prefix reduction (passed through)."""
+        return self._dispatcher.start("Exscan", (sendbuf, recvbuf, op), options)
 
-    # Point to point: the sender's codec and chunk count; a receiver's codec says only that frames come, whichever
+    # Point-to-point: the sender's codec and chunk apply; the receiver's only announces that it expects frames.
 
     def Send(
         self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
     ) -> None:
-        """Send a message; like MPI's own, a long one may wait for its receiver."""
+        """Send a message; as in MPI, a long one may wait for its receiver."""
         self._p2p.send(buf, dest, tag, codec, chunk)
 
     def Recv(
@@ -279,13 +439,13 @@ class Methods:
     def Isend(
         self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
     ) -> Request:
-        """Start to send a message."""
+        """Start a send."""
         return self._p2p.start_send(buf, dest, tag, codec, chunk)
 
     def Irecv(
         self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: str | Codec | None = None
     ) -> Request:
-        """Start to receive a message."""
+        """Start a receive."""
         return self._p2p.start_receive(buf, source, tag, codec)
 
     def Sendrecv(
@@ -301,166 +461,5 @@ class Methods:
         codec: str | Codec | None = None,
         chunk: int | None = None,
     ) -> None:
-        """Send a message and receive another, whichever comes first."""
+        """Send a message and receive another, in either order."""
         self._p2p.exchange((sendbuf, dest, sendtag), (recvbuf, source, recvtag), status, codec, chunk)
-
-
-class Communicator(Methods):
-    """The ranks of an MPI communicator, on duplicates of it; what it does not define itself is mpi4py's."""
-
-    def __init__(
-        self,
-        comm: MPI.Intracomm | Communicator,
-        codec: str | Codec = "auto",
-        *,
-        roles: Mapping[str, str | Codec] | None = None,
-        chunk: int | None = None,
-        slots: int = 2,
-        passthrough_bytes: int = 1 << 15,
-        timeout: float | None = 60.0,
-        plans: str | None = None,
-        rails: str | Rails | None = None,
-        monitor: bool | None = None,
-    ) -> None:
-        """Let all ranks of `comm` make one, with the same settings.
-
-        `roles` gives codecs for kinds of data, such as {"gradients": "bound:rel=1e-3"}; calls say role="gradients".
-        Messages of at most `passthrough_bytes` are handed to the MPI library. At most `slots` collectives run at
-        once, in chunks of `chunk` bytes (None: 256 KiB to 2 MiB, by message size and codec).
-        Ranks that wait for each other in a circle get a DeadlockError after `timeout` seconds (None: never).
-        `plans` is a directory of synthesised schedules; those made for nodes like these are used where they fit.
-        `rails` are network devices, such as "eth0,eth1": all goes over the first, and over the next when that one
-        breaks (None: as MPI_GPUCOMP_RAILS says; "": over MPI).
-        `monitor` says whether to record what goes on (None: as the environment says, which is yes by default).
-        """
-        paths = resolve_rails(rails) or ""
-        self._settings = Settings(
-            codec, dict(roles or {}), chunk, slots, passthrough_bytes, timeout, plans, paths, monitor
-        )
-        self._plain: MPI.Intracomm = (comm._plain if isinstance(comm, Communicator) else comm).Dup()
-        self._freed = False
-        self.rank, self.size = self._plain.rank, self._plain.size
-        self._caller = Caller(self._plain, self._settings)
-        self._p2p = PointToPoint(self._plain, self._caller, self._settings)
-        self._quick, self._engine = self._caller.straight.quick, self._caller.engine
-        self._watch = self._engine.watch
-        self._deltas = count()
-
-    def __enter__(self) -> Communicator:
-        """Use it for the length of a `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Free it, unless something went wrong and peers may not come."""
-        if error is None:
-            self.Free()
-
-    def __getattr__(self, name: str) -> Any:
-        """Leave everything else to mpi4py, on our duplicate."""
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._plain, name)
-
-    def Free(self) -> None:
-        """End the background thread and free the duplicates: all ranks do, when nothing is under way.
-
-        One that cannot be used any more is left to the end of MPI: not all ranks would come.
-        """
-        broken = self._engine.broken is not None
-        if self._freed:
-            return
-        self._close(broken=broken)
-        if not broken:
-            self._plain.Free()
-
-    def _close(self, *, broken: bool) -> None:
-        self._freed = True
-        self._caller.close(broken=broken)
-        self._p2p.close(broken=broken)
-        self._quick.clear()
-        self._engine.broken = self._engine.broken or SpecError(
-            "communicator",
-            expected="one that is in use",
-            got="one that was freed",
-            remedy="Make a new one.",
-            rank=self.rank,
-        )
-
-    def Dup(self) -> Communicator:
-        """Make another one with the same ranks and settings."""
-        return self._like(self._plain)
-
-    def Split(self, color: int = 0, key: int = 0) -> Communicator | None:
-        """Make one for each color, with the same settings; None where the color is MPI.UNDEFINED."""
-        return self._take_over(self._plain.Split(color, key))
-
-    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Communicator | None:
-        """Make one for each machine (MPI.COMM_TYPE_SHARED) or the like."""
-        return self._take_over(self._plain.Split_type(split_type, key, info))
-
-    def Shrink(self) -> Communicator:
-        """Make one of the ranks that are still alive (an MPI with ULFM)."""
-        self._close(broken=True)
-        survivors = self._take_over(self._plain.Shrink())
-        assert survivors is not None, "this rank is alive"
-        return survivors
-
-    def _take_over(self, part: MPI.Comm) -> Communicator | None:
-        if not isinstance(part, MPI.Intracomm) or part == MPI.COMM_NULL:
-            return None
-        try:
-            return self._like(part)
-        finally:
-            part.Free()
-
-    def _like(self, comm: MPI.Intracomm) -> Communicator:
-        return type(self)(comm, **self._settings._asdict())
-
-    def calibrate(self, *methods: str) -> None:
-        """Measure now what codec="auto" decides these methods by, such as "Bcast": all ranks call it together.
-
-        Blocking calls do so the first time by themselves. Those with an I cannot wait for others, and are MPI's own
-        until their method is known.
-        """
-        self._caller.calibrate(methods or ("Bcast", "Allreduce"))
-
-    def autotune(self, method: str, /, *args: Any, **options: Unpack[CallOptions]) -> str:
-        """Call a method, by its name, until codec="auto" has found the fastest way for such a message; return which.
-
-        All ranks do, together. Without it the first two or three dozen calls of each size take the ways in turns, and
-        sums, which are to be the same in every call, go by what the model expects.
-        """
-        return self._caller.autotune(method, args, options)
-
-    # Names
-
-    def register(self, name: str, collective: str, /, **options: Unpack[CallOptions]) -> None:
-        """Give a collective a name and options, to be run by `run` in any order among others with names."""
-        self._caller.names.register(name, collective, options)
-
-    def run(self, name: str, /, *args: Any, **options: Unpack[CallOptions]) -> Request:
-        """Start a registered collective on buffers; its arguments are those of mpi4py's method."""
-        return self._caller.run(name, args, options)
-
-    def completed(self) -> list[str]:
-        """Return the names that were completed since the last time somebody asked, in that order."""
-        self._caller.driver.turn()
-        return self._caller.names.completed()
-
-    def stats(self) -> Stats:
-        """Say what has gone over the wire so far, of what does not go straight to MPI."""
-        return stats_of(self._caller)
-
-    def codec_for(self, role: str | None = None) -> Codec | None:
-        """Return the codec of a role, if it has one; without a role, that of everything else."""
-        codec = self._settings.codec if role is None else self._settings.roles.get(role)
-        return None if codec is None else get_codec(codec)
-
-    def rail_stats(self) -> RailStats | None:
-        """Say what has become of the rails; None where there are none."""
-        return rails_of(self._caller)
-
-
-# The user's API: mpi4py's names and semantics, compressed and pipelined.

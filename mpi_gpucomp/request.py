@@ -1,4 +1,4 @@
-"""Handles of what has been started: wait for one, for all of many, or look."""
+"""Requests: handles of calls that were started."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ from mpi_gpucomp.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mpi_gpucomp._call.staging import Detour
+    from mpi_gpucomp._call.staging import HostStaging
     from mpi_gpucomp.engine.progress import ProgressDriver
     from mpi_gpucomp.engine.scheduling import Job
 
-__all__ = ["PersistentRequest", "PlainRequest", "Request"]
+__all__ = ["NativeRequest", "PersistentRequest", "Request"]
 
 
 class Request:
-    """A collective that has been started."""
+    """A collective that was started."""
 
-    _over = False
+    _inactive = False
 
     def __init__(self, job: Job, driver: ProgressDriver, keep: object = None) -> None:
-        """Keep what it works on alive."""
+        """Keep the buffers of the call alive."""
         self._job, self._driver, self._keep = job, driver, keep
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
-        """Wait until it is complete; raise what went wrong."""
+        """Wait until it has completed; raise its error."""
         self._driver.wait(self._job)
         return self._finish()
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Say whether it is complete; raise what went wrong."""
+        """Return True if it has completed; raise its error."""
         if not self._job.finished:
             self._driver.turn()
         return self._job.finished and self._finish()
 
     @property
     def active(self) -> bool:
-        """Say whether nobody has waited for it yet, or found it complete."""
-        return not self._over
+        """Return True until Wait or Test has found it completed."""
+        return not self._inactive
 
     def _finish(self) -> bool:
-        self._keep, self._over = None, True
+        self._keep, self._inactive = None, True
         if self._job.error is not None:
             raise self._job.error
         return True
 
     @staticmethod
     def Waitall(requests: Sequence[Any], statuses: Any = None) -> bool:
-        """Wait for all, ours and mpi4py's; if some fail, the error of the first is raised once all are over."""
+        """Wait for all, ours and mpi4py's; the first error is raised once all have ended."""
         return _first_error(request.Wait for request in requests)
 
     @staticmethod
     def Testall(requests: Sequence[Any], statuses: Any = None) -> bool:
-        """Say whether all are complete."""
+        """Return True if all have completed."""
         return all([request.Test() for request in requests])
 
     @staticmethod
     def Waitany(requests: Sequence[Any], status: Any = None) -> int:
-        """Wait for one of those that are active, and return which; MPI.UNDEFINED if none is."""
+        """Wait for one of the active requests and return its index; MPI.UNDEFINED if none is active."""
         active = [number for number, request in enumerate(requests) if _is_active(request)]
         backoff = Backoff()
         while active:
@@ -72,14 +72,14 @@ class Request:
             backoff.rest()
         return MPI.UNDEFINED
 
-    # With a small letter mpi4py returns the objects that have arrived: of a buffer there is none.
+    # mpi4py's lower-case forms return the received objects: of a buffer there is none.
 
     def wait(self, status: MPI.Status | None = None) -> None:
-        """Wait until it is complete; raise what went wrong."""
+        """Wait until it has completed; raise its error."""
         self.Wait(status)
 
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """Say whether it is complete; raise what went wrong."""
+        """Return True if it has completed; raise its error."""
         return self.Test(status), None
 
     @staticmethod
@@ -90,13 +90,13 @@ class Request:
 
     @staticmethod
     def testall(requests: Sequence[Any], statuses: Any = None) -> tuple[bool, list[None] | None]:
-        """Say whether all are complete."""
+        """Return True if all have completed."""
         done = Request.Testall(requests, statuses)
         return done, [None] * len(requests) if done else None
 
     @staticmethod
     def waitany(requests: Sequence[Any], status: Any = None) -> tuple[int, None]:
-        """Wait for one of those that are active, and return which."""
+        """Wait for one of the active requests and return its index."""
         return Request.Waitany(requests, status), None
 
 
@@ -116,69 +116,76 @@ def _first_error(calls: Iterable[Any]) -> bool:
     return True
 
 
-class PlainRequest(Request):
-    """MPI's own request, and the meeting in which the ranks compare what they have called, if they do."""
+class NativeRequest(Request):
+    """A passed-through call: completed when the MPI library's request is, and staged buffers are copied back."""
 
     def __init__(
         self,
-        request: MPI.Request,
-        meeting: Job | None,
         driver: ProgressDriver,
         keep: object,
-        detour: Detour | None,
+        staging: HostStaging | None,
         check_dead: Callable[[MPI.Exception], None] | None = None,
         callback: Callable[[], None] | None = None,
     ) -> None:
-        """Be complete when both are, and what took a detour is back; `check_dead` knows what MPI's errors mean."""
-        self._request, self._meeting, self._driver, self._keep, self._detour = request, meeting, driver, keep, detour
+        """Wait for `issued` or `fail`; `check_dead` translates MPI's errors."""
+        self._driver, self._keep, self._staging = driver, keep, staging
         self._check_dead, self._callback = check_dead, callback
+        self._request: MPI.Request | None = None
+        self._error: BaseException | None = None
+
+    def issued(self, request: MPI.Request) -> NativeRequest:
+        """Take the MPI library's request."""
+        self._request = request
+        return self
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error: the MPI library never gets the call."""
+        self._error = error
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
-        """Compare first: MPI may wait for ever if the ranks have called different things."""
-        if self._meeting is not None:
-            self._driver.wait(self._meeting)
-            self._compare(self._meeting)
+        """Wait until it has completed; raise its error."""
+        if not self._is_issued():
+            self._driver.wait_until(self._is_issued)
         if self._driver.background:
-            return self._ask(self._request.Wait, status) and self._land()
-        # No thread goes on with what other ranks may wait for before they come to this.
-        self._driver.wait_until(lambda: self._ask(self._request.Test, status))
-        return self._land()
+            self._query("Wait", status)
+        else:
+            # No thread drives what other ranks may be waiting for before they get here.
+            self._driver.wait_until(lambda: self._query("Test", status))
+        return self._complete()
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Say whether both are complete."""
-        if self._meeting is not None:
-            if not self._meeting.finished:
-                self._driver.turn()
-            if not self._meeting.finished:
-                return False
-            self._compare(self._meeting)
-        return self._ask(self._request.Test, status) and self._land()
+        """Return True if it has completed; raise its error."""
+        if not self._is_issued():
+            self._driver.turn()
+        return self._is_issued() and self._query("Test", status) and self._complete()
 
-    def _ask(self, question: Callable[[MPI.Status | None], bool], status: MPI.Status | None) -> bool:
+    def _is_issued(self) -> bool:
+        return self._request is not None or self._error is not None
+
+    def _query(self, method: str, status: MPI.Status | None) -> bool:
+        if self._error is not None:
+            self._inactive, self._keep = True, None
+            raise self._error
         try:
-            return question(status)
+            done: bool = getattr(self._request, method)(status)
         except MPI.Exception as error:
             if self._check_dead is not None:
                 self._check_dead(error)
             raise
+        return done
 
-    def _compare(self, meeting: Job) -> None:
-        if meeting.error is not None:
-            raise meeting.error
-        self._meeting = None
-
-    def _land(self) -> bool:
-        detour, self._detour, self._keep, self._over = self._detour, None, None, True
+    def _complete(self) -> bool:
+        staging, self._staging, self._keep, self._inactive = self._staging, None, None, True
         callback, self._callback = self._callback, None
-        if detour is not None:
-            detour.finish()
+        if staging is not None:
+            staging.finish()
         if callback is not None:
             callback()
         return True
 
 
 class PersistentRequest(Request):
-    """A collective that can be started again and again on the same buffers."""
+    """A collective that can be started repeatedly on the same buffers."""
 
     def __init__(self, start: Callable[[], Request]) -> None:
         """Start nothing yet."""
@@ -186,11 +193,11 @@ class PersistentRequest(Request):
         self._active: Request | None = None
 
     def Start(self) -> None:
-        """Start it, once the last time is complete."""
+        """Start it, once the previous start has completed."""
         if self._start is None or self._active is not None:
             raise SpecError(
                 "persistent request",
-                expected="one whose last start was waited for",
+                expected="an inactive request",
                 got="one that is still active" if self._start else "one that was freed",
                 remedy="Call Wait before the next Start.",
             )
@@ -198,7 +205,7 @@ class PersistentRequest(Request):
 
     @property
     def active(self) -> bool:
-        """Say whether it was started, and nobody has waited for it yet or found it complete."""
+        """Return True from Start until Wait or Test has found it completed."""
         return self._active is not None
 
     @staticmethod
@@ -208,16 +215,16 @@ class PersistentRequest(Request):
             request.Start()
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
-        """Wait until what was started last is complete."""
+        """Wait until the last start has completed."""
         active, self._active = self._active, None
         return active.Wait(status) if active is not None else True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Say whether what was started last is complete."""
+        """Return True if the last start has completed."""
         if self._active is not None and self._active.Test(status):
             self._active = None
         return self._active is None
 
     def Free(self) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         self._start = None

@@ -1,4 +1,4 @@
-"""What a communicator tells of itself: its traffic, its links, what the monitor has seen, and its rails."""
+"""Statistics of a communicator: traffic, links, alarms and rails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpi_gpucomp.transport.rails import Copies, Failover
 from mpi_gpucomp.transport.rails.transport import RailsTransport
 
 if TYPE_CHECKING:
-    from mpi_gpucomp._dispatch.dispatcher import Caller
+    from mpi_gpucomp._dispatch.runtime import Runtime
     from mpi_gpucomp.monitor.process_monitor import Alarm
     from mpi_gpucomp.monitor.trace_buffer import LinkState
 
@@ -18,42 +18,41 @@ __all__ = ["RailStats", "Stats", "rails_of", "stats_of"]
 
 @dataclass(frozen=True)
 class Stats:
-    """What this rank has sent and received in frames, and without a codec as it is; not what MPI's own calls did."""
+    """What this rank has sent and received through the engine; passed-through calls are not counted."""
 
     bytes_sent: int
     bytes_received: int
-    # What follows is known with the monitor alone; peers are ranks of the world.
+    # Known only with the monitor; peers are ranks of MPI.COMM_WORLD.
     links: tuple[LinkState, ...] = ()
-    """How each link to a peer is."""
-    plain: int = 0
-    encoded: int = 0
-    """How many bytes of elements became how many encoded ones."""
-    begun: int = 0
-    ended: int = 0
-    """Calls."""
+    """The state of the link to each peer."""
+    raw_bytes: int = 0
+    encoded_bytes: int = 0
+    """Bytes before and after encoding."""
+    calls_started: int = 0
+    calls_ended: int = 0
     alarms: tuple[Alarm, ...] = ()
-    """Those that this rank knows of."""
+    """Alarms that this rank knows of."""
 
     @property
     def ratio(self) -> float:
-        """Return how many bytes of elements a byte on the wire stands for, where something was encoded."""
-        return self.plain / self.encoded if self.encoded else 1.0
+        """Return the compression ratio of everything that was encoded."""
+        return self.raw_bytes / self.encoded_bytes if self.encoded_bytes else 1.0
 
 
 class RailStats(NamedTuple):
-    """What this rank's rails have done."""
+    """Statistics of this rank's rails."""
 
     copies: Copies
-    """How often messages were copied on their way within this rank; long ones are not."""
+    """Copies of messages within this rank; long messages are not copied."""
     failovers: list[Failover]
-    """The paths that were lost, and what that cost."""
+    """Paths that were lost, and the cost of each failover."""
     down: list[tuple[int, str]]
-    """The peers and devices without a path now, or with one that is not in use again yet."""
+    """Peers and devices whose path is down, or up but not in use again yet."""
 
 
-def stats_of(caller: Caller) -> Stats:
-    """Ask the transport, and the monitor if there is one."""
-    transport, monitor = caller.transport, caller.monitor
+def stats_of(runtime: Runtime) -> Stats:
+    """Return the statistics of the transport, and of the monitor if there is one."""
+    transport, monitor = runtime.transport, runtime.monitor
     if monitor is None:
         return Stats(transport.bytes_sent, transport.bytes_received)
     trace = monitor.trace
@@ -70,9 +69,9 @@ def stats_of(caller: Caller) -> Stats:
     )
 
 
-def rails_of(caller: Caller) -> RailStats | None:
-    """Ask the rails, if there are any."""
-    transport = caller.transport
+def rails_of(runtime: Runtime) -> RailStats | None:
+    """Return the statistics of the rails, if there are any."""
+    transport = runtime.transport
     if not isinstance(transport, RailsTransport):
         return None
     return RailStats(transport.copies, transport.failovers(), transport.down())

@@ -1,17 +1,18 @@
-"""What a buffer argument of mpi4py's methods means: which elements of which memory, for which rank.
+"""Buffer arguments in mpi4py's forms: which elements of which memory, for which rank.
 
-The forms are mpi4py's own, as a list or a tuple; what is left out, or None, is worked out from the data:
+A spec is the data alone, or a list or tuple; what is left out, or None, follows from the data:
 
     data                                          [data, datatype]
     [data, count]                                 [data, count, datatype]
     [data, (count, displacement)]                 [data, (count, displacement), datatype]
     [data, count, displacement, datatype]
 
-A datatype is one of MPI's or a code such as "d" or "f8"; count and displacement are in elements of it. Vectors have
-one of each for every rank, or a number for all: the same count, and displacements that far apart.
+A datatype is an MPI datatype or a code such as "d" or "f8"; counts and displacements are in elements of it. In
+v-variants each is a sequence with one item per rank, or one number: the same count for all, and displacements at
+that stride.
 
-None is the answer where the data are good but not for our kernels: derived datatypes, pairs, long double, MPI.BOTTOM,
-structured elements. mpi4py does those.
+`UnsupportedError` is raised for valid buffers that our kernels cannot process (derived datatypes, MPI.BOTTOM, long
+double, structured elements): the call is then passed through to the MPI library.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ from mpi_gpucomp.device.buffer import type_name
 from mpi_gpucomp.engine.layout import Blocks
 from mpi_gpucomp.errors import BufferSpecError
 
-__all__ = ["aligned", "blocks", "vector"]
+__all__ = ["UnsupportedError", "is_aligned", "read_blocks", "read_vector"]
 
 _CONSTANTS = type(MPI.BOTTOM), type(MPI.IN_PLACE)
-"""They have a buffer of no bytes, for mpi4py alone."""
+"""They export an empty buffer that only mpi4py understands."""
 
 
-class _Place(NamedTuple):
-    """What an error names first: the argument, and the rank that passed it."""
+class UnsupportedError(Exception):
+    """A valid argument that only the MPI library can process; the text says why."""
+
+
+class _Argument(NamedTuple):
+    """What errors name first: the argument and the rank that passed it."""
 
     topic: str
     rank: int
@@ -45,8 +50,8 @@ class _Place(NamedTuple):
         return BufferSpecError(self.topic, expected=expected, got=got, remedy=remedy, rank=self.rank)
 
 
-class _Parts(NamedTuple):
-    """A buffer argument taken apart; None for what it leaves out."""
+class _Spec(NamedTuple):
+    """The parts of a spec; None for those left out."""
 
     data: Any
     count: Any = None
@@ -54,114 +59,110 @@ class _Parts(NamedTuple):
     datatype: Any = None
 
 
-def blocks(
-    spec: Any, *, blocks: int = 1, writable: bool, topic: str, rank: int, anywhere: bool = False
-) -> Blocks | None:
-    """Return the elements that an argument names, as so many blocks of the same length.
+def read_blocks(
+    spec: Any, *, blocks: int = 1, writable: bool, topic: str, rank: int, allow_unaligned: bool = False
+) -> Blocks:
+    """Return the elements that a spec names, as `blocks` blocks of equal length.
 
-    `anywhere` takes those at odd addresses too, for whoever copies them before kernels see them.
+    With `allow_unaligned`, elements at unaligned addresses are accepted: the caller packs them before kernels run.
     """
-    if type(spec) is np.ndarray and (plain := _plain(spec, writable)) and not plain.count % blocks:
-        return Blocks(plain, (0,), (plain.count,)) if blocks == 1 else Blocks.even(plain, blocks)
-    place = _Place(topic, rank)
-    parts = _taken_apart(spec, (tuple, list), place) if isinstance(spec, (tuple, list)) else _Parts(spec)
-    buffer = _buffer(parts, writable, place, anywhere)
-    if buffer is None:
-        return None
-    start, count = _even(parts, buffer, blocks, place)
+    if type(spec) is np.ndarray and (buffer := _usual_array(spec, writable)) and not buffer.count % blocks:
+        return Blocks(buffer, (0,), (buffer.count,)) if blocks == 1 else Blocks.even(buffer, blocks)
+    argument = _Argument(topic, rank)
+    parts = _split_spec(spec, (tuple, list), argument) if isinstance(spec, (tuple, list)) else _Spec(spec)
+    buffer = _read_buffer(parts, writable, argument, allow_unaligned)
+    start, count = _even_block(parts, buffer, blocks, argument)
     return Blocks(buffer, [start + block * count for block in range(blocks)], [count] * blocks)
 
 
-def vector(spec: Any, ranks: int, *, writable: bool, topic: str, rank: int, anywhere: bool = False) -> Blocks | None:
-    """Return the elements that an argument of a v-variant names, one block for each rank."""
-    place = _Place(topic, rank)
-    # Here a list stands for counts, and only a tuple for counts and displacements.
-    parts = _taken_apart(spec, (tuple,), place) if isinstance(spec, (tuple, list)) else _Parts(spec)
-    buffer = _buffer(parts, writable, place, anywhere)
-    if buffer is None:
-        return None
-    counts = _counts(parts.count, buffer.count, ranks, place)
-    starts = _displacements(parts.displacement, counts, place)
+def read_vector(
+    spec: Any, ranks: int, *, writable: bool, topic: str, rank: int, allow_unaligned: bool = False
+) -> Blocks:
+    """Return the elements that a spec of a v-variant names, one block per rank."""
+    argument = _Argument(topic, rank)
+    # In v-variants a list is a sequence of counts; only a tuple is (counts, displacements).
+    parts = _split_spec(spec, (tuple,), argument) if isinstance(spec, (tuple, list)) else _Spec(spec)
+    buffer = _read_buffer(parts, writable, argument, allow_unaligned)
+    counts = _counts(parts.count, buffer.count, ranks, argument)
+    starts = _displacements(parts.displacement, counts, argument)
     for peer, (start, count) in enumerate(zip(starts, counts, strict=True)):
         if count < 0 or (count and not 0 <= start <= buffer.count - count):
-            raise place.error(
+            raise argument.error(
                 f"counts and displacements within the {buffer.count} elements of {buffer.dtype}",
                 f"count {count} at displacement {start} for rank {peer}",
                 "Pass a longer buffer, or counts and displacements in elements of the datatype.",
             )
-    # MPI looks at no displacement where the count is 0, so it may be anything.
+    # MPI ignores the displacement of an empty block, so it may be out of range.
     return Blocks(buffer, [start if count else 0 for start, count in zip(starts, counts, strict=True)], counts)
 
 
-def _plain(array: np.ndarray[Any, Any], writable: bool) -> Buffer | None:
-    """Describe an array in the usual case, as quickly as it goes; None in any other."""
+def _usual_array(array: np.ndarray[Any, Any], writable: bool) -> Buffer | None:
+    """Fast path: describe a contiguous, aligned array; return None in any other case."""
     try:
         buffer = as_buffer(array)
     except BufferSpecError:
         return None
-    usual = buffer.strides is None and not (writable and buffer.readonly) and aligned(buffer)
+    usual = buffer.strides is None and not (writable and buffer.readonly) and is_aligned(buffer)
     return buffer if usual else None
 
 
-def aligned(buffer: Buffer) -> bool:
-    """Say whether kernels may work on the elements where they are: MPI moves them from any address, a GPU does not."""
+def is_aligned(buffer: Buffer) -> bool:
+    """Return True if kernels can access the elements in place: MPI accepts any address, a GPU does not."""
     return not buffer.address & 7 or not buffer.address % _ALIGNMENT[buffer.dtype.name]
 
 
 _ALIGNMENT = {known.name: known.itemsize // (2 if known.kind == "c" else 1) for known in DTYPES}
 
 
-def _taken_apart(spec: Any, pair: tuple[type[Any], ...], place: _Place) -> _Parts:
-    """Tell the parts of a list or a tuple by how many there are."""
+def _split_spec(spec: Any, pair: tuple[type[Any], ...], argument: _Argument) -> _Spec:
+    """Return the parts of a list or tuple, which its length tells apart."""
     displacement = datatype = None
     if len(spec) == 2:
         data, count = spec
         if isinstance(count, (MPI.Datatype, str)):
-            return _Parts(data, datatype=count)
+            return _Spec(data, datatype=count)
     elif len(spec) == 3:
         data, count, datatype = spec
     elif len(spec) == 4:
-        return _Parts(*spec)
+        return _Spec(*spec)
     else:
-        raise place.error(
+        raise argument.error(
             "2 to 4 items: data, then count, displacement and datatype or some of them",
             f"a {type_name(spec)} of {len(spec)}",
             "Pass the data alone, or for example [data, count, datatype].",
         )
     if isinstance(count, pair):
         if len(count) != 2:
-            raise place.error(
+            raise argument.error(
                 "a pair of count and displacement",
                 f"a {type_name(count)} of {len(count)}",
                 "Pass (count, displacement); for a v-variant counts are a list, (counts, displacements) a tuple.",
             )
         count, displacement = count
-    return _Parts(data, count, displacement, datatype)
+    return _Spec(data, count, displacement, datatype)
 
 
-def _buffer(parts: _Parts, writable: bool, place: _Place, anywhere: bool) -> Buffer | None:
-    """Describe the memory as elements of the datatype, None if that is for mpi4py."""
+def _read_buffer(parts: _Spec, writable: bool, argument: _Argument, allow_unaligned: bool) -> Buffer:
+    """Return the memory of a spec as elements of its datatype."""
     data, dtype = parts.data, None
     if isinstance(data, _CONSTANTS):
-        return None
+        raise UnsupportedError("MPI.BOTTOM" if data is MPI.BOTTOM else "MPI.IN_PLACE")
     if parts.datatype is not None:
-        dtype = _dtype(parts.datatype, place)
-        if dtype is None:
-            return None
+        dtype = _read_dtype(parts.datatype, argument)
     if data is None:
-        return _nothing(dtype, place)
-    buffer = _described(data, writable, place)
-    if buffer is not None and dtype is not None and dtype is not buffer.dtype:
-        buffer = _seen_as(dtype, buffer, parts.count is None, place)
-    if buffer is None or (buffer.strides is None and not anywhere and not aligned(buffer)):
-        return None
+        return _empty_buffer(dtype, argument)
+    buffer = _describe(data, writable, argument)
+    if dtype is not None and dtype is not buffer.dtype:
+        buffer = _view_as(dtype, buffer, parts.count is None, argument)
+    if buffer.strides is None and not allow_unaligned and not is_aligned(buffer):
+        raise UnsupportedError("an unaligned address")
     return buffer
 
 
-def _nothing(dtype: DType | None, place: _Place) -> Buffer:
-    """Describe no elements: mpi4py lets a rank that has none say [None, datatype]."""
+def _empty_buffer(dtype: DType | None, argument: _Argument) -> Buffer:
+    """Return a buffer of no elements: mpi4py accepts [None, datatype] from a rank that has none."""
     if dtype is None:
-        raise place.error(
+        raise argument.error(
             "a buffer, or a list or tuple that begins with one",
             "None",
             "Pass an array; where there is nothing to send or receive, [None, datatype].",
@@ -169,44 +170,44 @@ def _nothing(dtype: DType | None, place: _Place) -> Buffer:
     return Buffer(0, dtype, (0,))
 
 
-def _described(data: Any, writable: bool, place: _Place) -> Buffer | None:
-    """Describe the data as they are, None if mpi4py can reach them and we do not know their type."""
+def _describe(data: Any, writable: bool, argument: _Argument) -> Buffer:
+    """Return the data as a buffer of their own element type."""
     try:
         buffer = as_buffer(data)
     except BufferSpecError as error:
-        if _mpi4py_reaches(data):
-            return None
-        raise place.error(error.expected, error.got, error.remedy) from None
+        if _mpi4py_accepts(data):
+            raise UnsupportedError(error.got) from None
+        raise argument.error(error.expected, error.got, error.remedy) from None
     if writable and (buffer.readonly or buffer.strides is not None):
         try:
             return as_buffer(data, writable=True)
         except BufferSpecError as error:
-            raise place.error(error.expected, error.got, error.remedy) from None
+            raise argument.error(error.expected, error.got, error.remedy) from None
     return buffer
 
 
-def _mpi4py_reaches(data: Any) -> bool:
-    """Ask mpi4py whether it finds memory without gaps."""
+def _mpi4py_accepts(data: Any) -> bool:
+    """Return True if mpi4py finds contiguous memory in the data."""
     try:
         MPI.Get_address(data)
-    except Exception:  # whatever the data's own library raises
+    except Exception:  # any error of the exporting library
         return False
     return True
 
 
-def _seen_as(dtype: DType, buffer: Buffer, whole: bool, place: _Place) -> Buffer:
-    """Describe the same memory as elements of another type; `whole` if all of it must be used."""
+def _view_as(dtype: DType, buffer: Buffer, whole: bool, argument: _Argument) -> Buffer:
+    """Return the same memory as elements of another type; `whole` requires that no byte is left over."""
     shape = buffer.shape
     if dtype.itemsize != buffer.dtype.itemsize:
         if buffer.strides is not None:
-            raise place.error(
+            raise argument.error(
                 f"a contiguous buffer to be taken as {dtype}",
                 f"strides {buffer.strides} for shape {buffer.shape} of {buffer.dtype}",
                 "Leave the datatype out, or pass a contiguous copy.",
             )
         count, rest = divmod(buffer.nbytes, dtype.itemsize)
         if rest and whole:
-            raise place.error(
+            raise argument.error(
                 f"whole elements of {dtype}, {dtype.itemsize} bytes each",
                 f"{buffer.nbytes} bytes and no count",
                 "Pass a count, or a buffer whose length in bytes is a multiple.",
@@ -224,32 +225,36 @@ def _seen_as(dtype: DType, buffer: Buffer, whole: bool, place: _Place) -> Buffer
     )
 
 
-def _dtype(datatype: Any, place: _Place) -> DType | None:
-    """Return the element type that a datatype or its code stands for, None if kernels do not know it."""
-    if isinstance(datatype, MPI.Datatype):
-        return _dtypes().get(datatype.handle)
-    try:
-        return _dtypes().get(MPI.Datatype.fromcode(datatype).handle)
-    except (TypeError, ValueError):
-        raise place.error(
-            "an MPI datatype, or a code for one such as 'd' or 'f8'",
-            repr(datatype) if isinstance(datatype, str) else type_name(datatype),
-            "Pass for example MPI.DOUBLE, or leave it out for the data's own type.",
-        ) from None
+def _read_dtype(datatype: Any, argument: _Argument) -> DType:
+    """Return the element type of an MPI datatype or of a code for one."""
+    if not isinstance(datatype, MPI.Datatype):
+        try:
+            datatype = MPI.Datatype.fromcode(datatype)
+        except (TypeError, ValueError):
+            raise argument.error(
+                "an MPI datatype, or a code for one such as 'd' or 'f8'",
+                repr(datatype) if isinstance(datatype, str) else type_name(datatype),
+                "Pass for example MPI.DOUBLE, or leave it out for the data's own type.",
+            ) from None
+    dtype = _dtypes().get(datatype.handle)
+    if dtype is None:
+        named = datatype != MPI.DATATYPE_NULL and datatype.is_predefined
+        raise UnsupportedError(f"the datatype {datatype.Get_name()}" if named else "a derived datatype")
+    return dtype
 
 
 @cache
 def _dtypes() -> dict[int, DType]:
-    """Map the handles of MPI's own datatypes to element types, by the kind and size that mpi4py says they have."""
+    """Map handles of predefined MPI datatypes to element types of the same kind and size."""
     known = {f"{dtype.kind}{dtype.itemsize}": dtype for dtype in DTYPES if dtype.name != "bfloat16"}
     characters = {"S1": "u1", "U1": f"u{MPI.WCHAR.size}"}
     found = {}
     for datatype in vars(MPI).values():
-        # Packed bytes mean something to MPI alone.
+        # Packed bytes are opaque.
         if isinstance(datatype, MPI.Datatype) and datatype not in (MPI.DATATYPE_NULL, MPI.PACKED):
             code = datatype.typestr
             dtype = known.get(characters.get(code, code))
-            # A type that this MPI was built without can have a name, but has no size.
+            # A datatype that this MPI was built without has a name but no size.
             if dtype is not None and datatype.size == datatype.extent == dtype.itemsize:
                 found[datatype.handle] = dtype
     brain, bfloat16 = getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL), dtype_of_name("bfloat16")
@@ -258,25 +263,25 @@ def _dtypes() -> dict[int, DType]:
     return found
 
 
-def _even(parts: _Parts, buffer: Buffer, blocks: int, place: _Place) -> tuple[int, int]:
-    """Return the first element of the first block, and the length of each."""
-    start = 0 if parts.displacement is None else _number(parts.displacement, "displacement", place)
+def _even_block(parts: _Spec, buffer: Buffer, blocks: int, argument: _Argument) -> tuple[int, int]:
+    """Return the first element of the first block, and the length of each block."""
+    start = 0 if parts.displacement is None else _number(parts.displacement, "displacement", argument)
     if not 0 <= start <= buffer.count:
-        raise place.error(
+        raise argument.error(
             f"a displacement from 0 to the {buffer.count} elements of {buffer.dtype} that there are",
             str(start),
             "Count it in elements of the datatype, from the start of the buffer.",
         )
     room = buffer.count - start
-    count = room // blocks if parts.count is None else _number(parts.count, "count", place)
+    count = room // blocks if parts.count is None else _number(parts.count, "count", argument)
     if parts.count is None and room % blocks:
-        raise place.error(
+        raise argument.error(
             f"as many elements for each of {blocks} ranks",
             f"{room} of {buffer.dtype}",
             "Pass a buffer whose length is a multiple of the number of ranks, or a count for each rank.",
         )
     if not 0 <= count * blocks <= room:
-        raise place.error(
+        raise argument.error(
             f"a count from 0 to {room // blocks}, as {room} elements of {buffer.dtype} are there for {blocks} blocks",
             str(count),
             "Pass a longer buffer, or the count of one block in elements of the datatype.",
@@ -284,38 +289,38 @@ def _even(parts: _Parts, buffer: Buffer, blocks: int, place: _Place) -> tuple[in
     return start, count
 
 
-def _counts(counts: Any, total: int, ranks: int, place: _Place) -> list[int]:
-    """Return each rank's count: as given, the same for all, or a fair share with the longer ones first."""
+def _counts(counts: Any, total: int, ranks: int, argument: _Argument) -> list[int]:
+    """Return the count of each rank: as given, one for all, or an even share with the longer ones first."""
     if counts is None:
         share, rest = divmod(total, ranks)
         return [share + (rank < rest) for rank in range(ranks)]
-    given = _numbers(counts, ranks, "count", place)
+    given = _numbers(counts, ranks, "count", argument)
     return [given] * ranks if isinstance(given, int) else given
 
 
-def _displacements(displacements: Any, counts: list[int], place: _Place) -> list[int]:
-    """Return each rank's displacement: as given, at equal distances, or one rank's elements behind the other's."""
+def _displacements(displacements: Any, counts: list[int], argument: _Argument) -> list[int]:
+    """Return the displacement of each rank: as given, at a fixed stride, or packed."""
     if displacements is None:
         return list(accumulate(counts[:-1], initial=0))
-    given = _numbers(displacements, len(counts), "displacement", place)
+    given = _numbers(displacements, len(counts), "displacement", argument)
     return [rank * given for rank in range(len(counts))] if isinstance(given, int) else given
 
 
-def _numbers(values: Any, ranks: int, what: str, place: _Place) -> int | list[int]:
-    """Return one number for all ranks, or one for each; as in mpi4py an array can be a single number too."""
+def _numbers(values: Any, ranks: int, what: str, argument: _Argument) -> int | list[int]:
+    """Return one number for all ranks, or one per rank; as in mpi4py an array may hold a single number."""
     try:
         return index(values)
     except TypeError:
         length = length_hint(values, -1) if hasattr(values, "__getitem__") else -1
     if length < 0:
-        return _number(values, what, place)
+        return _number(values, what, argument)
     if length != ranks:
-        raise place.error(f"a {what} for each of {ranks} ranks", str(length), "Pass one for each rank, in order.")
-    return [_number(values[rank], what, place) for rank in range(ranks)]
+        raise argument.error(f"a {what} for each of {ranks} ranks", str(length), "Pass one for each rank, in order.")
+    return [_number(values[rank], what, argument) for rank in range(ranks)]
 
 
-def _number(value: Any, what: str, place: _Place) -> int:
+def _number(value: Any, what: str, argument: _Argument) -> int:
     try:
         return index(value)
     except TypeError:
-        raise place.error(f"an integer as {what}", type_name(value), "Pass an int, or an integer of numpy.") from None
+        raise argument.error(f"an integer as {what}", type_name(value), "Pass an int or a numpy integer.") from None

@@ -1,265 +1,387 @@
-"""What a call of each collective means: which elements leave, which arrive, and what mpi4py's special values stand for.
+"""Calls of collectives: mpi4py's arguments, parsed once into a `Call`.
 
-One function for each collective takes the arguments as mpi4py has them and returns a `Form`, or None where mpi4py must
-do it: derived datatypes, operations that we do not know, elements that we have no kernels for.
+One parser per method of mpi4py, as its `msgbuffer.pxi` has one `for_*` function per collective. A call whose arguments
+are valid but beyond our kernels (derived datatypes, other operations) is parsed too; its `unsupported` says why it is
+passed through to the MPI library.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from mpi4py import MPI
 
-from mpi_gpucomp._call import buffers as specs
+from mpi_gpucomp._call.buffers import UnsupportedError, read_blocks, read_vector
 from mpi_gpucomp.engine.layout import Blocks
-from mpi_gpucomp.errors import BufferSpecError
+from mpi_gpucomp.errors import BufferSpecError, SpecError
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.schedule.ir import Algorithm
 
-__all__ = ["FORMS", "Form", "Place"]
+__all__ = ["PARSERS", "Call", "CallOptions", "parse_call"]
 
 OPERATIONS = ((MPI.SUM, "sum"), (MPI.PROD, "prod"), (MPI.MIN, "min"), (MPI.MAX, "max"))
 
 
-@dataclass(frozen=True)
-class Form:
-    """A collective with this rank's part of the data."""
+class CallOptions(TypedDict, total=False):
+    """Keyword options of a collective, beyond mpi4py's arguments; all ranks pass the same."""
 
-    collective: str
-    sent: Blocks | None
-    received: Blocks | None
+    codec: str | Codec | None
+    """The codec of this call."""
+    role: str | None
+    """The kind of data, for which the communicator has a codec."""
+    algorithm: str | Algorithm | None
+    """A name listed by `gpucomp algorithms`, the path of an MSCCL XML file, or a schedule."""
+    chunk: int | None
+    """Chunk size in bytes."""
+    name: str | None
+    """Named collectives may be started in a different order on each rank."""
+    priority: int
+    """Collectives of higher priority are served first on this rank."""
+    replicate: bool
+    """Broadcast only: overwrite the root's buffer with the decoded values, so all ranks hold identical data."""
+    callback: Callable[[], None] | None
+    """Called when the collective has completed, by the thread that notices."""
+    on_error: Callable[[BaseException], None] | None
+    """Called instead of `callback` with the error of a collective that has failed; not of passed-through calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a collective on this rank: what was asked for."""
+
+    method: str
+    """mpi4py's name, of the blocking form."""
+    args: tuple[Any, ...]
+    """As they were passed."""
+    options: CallOptions
+    blocking: bool
+    collective: str = ""
+    """The name in `schedule.ir.COLLECTIVES`; "scan" for Scan and Exscan, which have no schedule."""
+    sent: Blocks | None = None
+    received: Blocks | None = None
     op: str = "replace"
     root: int = 0
     in_place: bool = False
     counts: tuple[int, ...] | None = None
-    """The elements of each block, where all ranks know them; None where each knows its own alone."""
-    lands_at_start: bool = False
-    """Whether the output goes, at the end, to where the input begins (a reduce-scatter in place)."""
+    """The elements of each block; None if each rank knows only its own."""
+    deferred_output: bool = False
+    """The output overwrites the start of the input, once that is no longer read (a reduce-scatter in place)."""
+    unsupported: str | None = None
+    """Why only the MPI library can run the call, if so."""
 
     @property
-    def some(self) -> Blocks:
-        """Return what this rank sends or, if nothing, receives."""
+    def blocks(self) -> Blocks:
+        """Return the blocks that this rank sends or, if it sends none, receives."""
         blocks = self.sent or self.received
         assert blocks is not None
         return blocks
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all blocks, as far as all ranks know them."""
-        return sum(self.counts or ()) * self.some.buffer.dtype.itemsize
+        """Return the size of all blocks in bytes, as far as every rank knows it."""
+        return sum(self.counts) * self.blocks.buffer.dtype.itemsize if self.counts else 0
 
     @property
-    def said(self) -> str:
-        """Say what all ranks must agree on."""
+    def title(self) -> str:
+        """Return mpi4py's name of the method that was called."""
+        return self.method if self.blocking else f"I{self.method.lower()}"
+
+    @property
+    def signature(self) -> str:
+        """Describe what all ranks must agree on."""
+        if self.unsupported is not None:
+            return f"{self.title} of elements or an operation that only the MPI library supports"
         if self.counts is None:
-            what = "counts of its own"
+            what = "local counts"
         elif len(set(self.counts)) <= 1:
             what = str(self.counts[0] if self.counts else 0)
         else:
             what = f"counts {zlib.crc32(repr(self.counts).encode()):08x} (sum {sum(self.counts)})"
-        return f"{what} x {self.some.buffer.dtype}, root {self.root}, {self.op}"
+        known = COLLECTIVES.get(self.collective)
+        root = f", root {self.root}" if known and known.rooted else ""
+        op = f", {self.op}" if self.op != "replace" else ""
+        return f"{self.title} of {what} x {self.blocks.buffer.dtype}{root}{op}"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a call is made: the method for errors, and this rank of so many."""
+def parse_call(
+    method: str, args: tuple[Any, ...], options: CallOptions, rank: int, size: int, *, blocking: bool = True
+) -> Call:
+    """Parse the arguments of a collective, on this rank of `size`."""
+    if options:
+        _check_options(method, options, rank)
+    reader = _Reader(method, args, options, blocking, rank, size)
+    try:
+        return PARSERS[method](reader, *args)
+    except UnsupportedError as reason:
+        return Call(method, args, options, blocking, unsupported=str(reason))
+
+
+def _check_options(method: str, options: CallOptions, rank: int) -> None:
+    known = CallOptions.__annotations__
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise SpecError(
+                method,
+                expected=f"options among {', '.join(known)}",
+                got=f"{name}=",
+                remedy=f"Did you mean {near[0]}=?" if near else "Leave it out.",
+                rank=rank,
+            )
+    chunk = options.get("chunk")
+    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk <= 0):
+        raise SpecError(
+            method,
+            expected="chunk= as a positive number of bytes",
+            got=repr(chunk),
+            remedy="Pass for example chunk=1 << 20, or leave it out.",
+            rank=rank,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the arguments of one call, and makes the `Call` of them."""
 
     method: str
+    args: tuple[Any, ...]
+    options: CallOptions
+    blocking: bool
     rank: int
     size: int
 
-    def blocks(self, spec: Any, blocks: int = 1, *, writable: bool) -> Blocks | None:
-        """Read an argument of equal blocks."""
+    def blocks(self, spec: Any, blocks: int = 1, *, writable: bool) -> Blocks:
+        """Read a buffer argument of equal blocks."""
         topic = self._topic(writable)
-        # Where elements lie is one rank's matter, and must not lead it another way than the others.
-        return specs.blocks(spec, blocks=blocks, writable=writable, topic=topic, rank=self.rank, anywhere=True)
+        # Alignment differs between ranks, and must not send them different ways: such buffers are packed later.
+        return read_blocks(spec, blocks=blocks, writable=writable, topic=topic, rank=self.rank, allow_unaligned=True)
 
-    def vector(self, spec: Any, *, writable: bool) -> Blocks | None:
-        """Read an argument with counts and displacements."""
+    def vector(self, spec: Any, *, writable: bool) -> Blocks:
+        """Read a buffer argument with counts and displacements."""
         topic = self._topic(writable)
-        return specs.vector(spec, self.size, writable=writable, topic=topic, rank=self.rank, anywhere=True)
+        return read_vector(spec, self.size, writable=writable, topic=topic, rank=self.rank, allow_unaligned=True)
+
+    def op(self, op: Any) -> str:
+        """Read a reduction operation."""
+        if not isinstance(op, MPI.Op):
+            raise SpecError(
+                self.method,
+                expected="an MPI operation",
+                got=repr(op),
+                remedy="Pass for example MPI.SUM.",
+                rank=self.rank,
+            )
+        for known, name in OPERATIONS:
+            if op == known:
+                return name
+        predefined = (name for name, known in vars(MPI).items() if isinstance(known, MPI.Op) and known == op)
+        raise UnsupportedError(
+            f"the operation MPI.{next(predefined, '')}" if op.is_predefined else "a user's operation"
+        )
+
+    def root(self, root: Any) -> int:
+        """Read the rank of the root."""
+        try:
+            number = index(root)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.size:
+            raise SpecError(
+                self.method,
+                expected=f"a root from 0 to {self.size - 1}",
+                got=repr(root),
+                remedy="Pass the rank of the root in this communicator, the same on every rank.",
+                rank=self.rank,
+            )
+        return number
+
+    def call(self, collective: str, sent: Blocks | None, received: Blocks | None, **facts: Any) -> Call:
+        """Make the call."""
+        return Call(self.method, self.args, self.options, self.blocking, collective, sent, received, **facts)
 
     def _topic(self, writable: bool) -> str:
         return f"{self.method}, {'receive' if writable else 'send'} buffer"
 
-    def refuse(self, expected: str, got: str, remedy: str) -> BufferSpecError:
-        """Make an error about a buffer."""
+    def error(self, expected: str, got: str, remedy: str) -> BufferSpecError:
+        """Make an error about the buffers."""
         return BufferSpecError(self.method, expected=expected, got=got, remedy=remedy, rank=self.rank)
 
+    def in_place_elsewhere(self) -> BufferSpecError:
+        """Make the error of MPI.IN_PLACE on a rank that is not the root."""
+        return self.error(
+            "a buffer", "MPI.IN_PLACE on a rank that is not the root", "Pass MPI.IN_PLACE at the root only."
+        )
 
-def _operation(op: Any) -> str | None:
-    return next((name for known, name in OPERATIONS if op == known), None)
+    def check_own_block(self, sent: Blocks | None, received: Blocks | None, block: int = 0) -> None:
+        """Raise unless the block that this rank sends to itself has one type and length on both sides."""
+        if sent is None or received is None:
+            return
+        ours, theirs = (sent.counts[block], sent.buffer.dtype), (received.counts[block], received.buffer.dtype)
+        if ours != theirs:
+            raise self.error(
+                f"to receive {ours[0]} elements of {ours[1]}, as sent",
+                f"a receive buffer of {theirs[0]} of {theirs[1]}",
+                "Pass buffers of one type, and of the lengths that mpi4py requires.",
+            )
+
+    def check_no_alias(self, sent: Blocks, received: Blocks | None) -> None:
+        """Raise if a reduction would overwrite its own input."""
+        if received is None or received is sent or not received.buffer.count:
+            return
+        first = [one.buffer.address + one.starts[0] * one.buffer.dtype.itemsize for one in (sent, received)]
+        if first[0] == first[1]:
+            raise self.error(
+                "send and receive buffers in different memory", "the same memory", "Pass MPI.IN_PLACE to send from it."
+            )
 
 
-def _own(blocks: Blocks, rank: int) -> Blocks:
-    """Return one rank's block of a buffer as all there is."""
+def _one_block(blocks: Blocks, rank: int) -> Blocks:
+    """Return one rank's block of a buffer."""
     return Blocks(blocks.buffer, [blocks.starts[rank]], [blocks.counts[rank]])
 
 
-def _matched(place: Place, sent: Blocks | None, received: Blocks | None, block: int = 0) -> None:
-    """Raise unless what this rank sends is what it receives of itself: one type, one length."""
-    if sent is None or received is None:
-        return
-    ours, theirs = (sent.counts[block], sent.buffer.dtype), (received.counts[block], received.buffer.dtype)
-    if ours != theirs:
-        raise place.refuse(
-            f"{ours[0]} elements of {ours[1]} to be received, as they are sent",
-            f"{theirs[0]} of {theirs[1]}",
-            "Pass buffers of one type, and of the lengths that mpi4py asks for.",
-        )
+def _leading(blocks: Blocks, count: int) -> Blocks:
+    """Return the first elements of a buffer."""
+    return Blocks(blocks.buffer, [blocks.starts[0]], [count])
 
 
-def _apart(place: Place, sent: Blocks, received: Blocks | None) -> None:
-    """Raise where a reduction would overwrite what it still reads."""
-    if received is None or received is sent or not received.buffer.count:
-        return
-    first = [one.buffer.address + one.starts[0] * one.buffer.dtype.itemsize for one in (sent, received)]
-    if first[0] == first[1]:
-        raise place.refuse(
-            "other memory to receive into than what is sent from",
-            "the same",
-            "Pass MPI.IN_PLACE as what is sent.",
-        )
+def _bcast(reader: _Reader, buf: Any, root: int = 0) -> Call:
+    root = reader.root(root)
+    blocks = reader.blocks(buf, writable=reader.rank != root)
+    return reader.call("broadcast", blocks, blocks, root=root, in_place=True, counts=tuple(blocks.counts))
 
 
-def _bcast(place: Place, buf: Any, root: int = 0) -> Form | None:
-    blocks = place.blocks(buf, writable=place.rank != root)
-    return Form("broadcast", blocks, blocks, "replace", root, True, tuple(blocks.counts)) if blocks else None
-
-
-def _all_reduce(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Form | None:
-    operation, received = _operation(op), place.blocks(recvbuf, writable=True)
+def _allreduce(
+    reader: _Reader, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, *, collective: str = "allreduce"
+) -> Call:
+    received = reader.blocks(recvbuf, writable=True)
     in_place = sendbuf is MPI.IN_PLACE
-    sent = received if in_place else place.blocks(sendbuf, writable=False)
-    if operation is None or received is None or sent is None:
-        return None
-    _matched(place, sent, received)
-    _apart(place, sent, received)
-    return Form("allreduce", sent, received, operation, 0, in_place, tuple(received.counts))
+    sent = received if in_place else reader.blocks(sendbuf, writable=False)
+    operation = reader.op(op)
+    reader.check_own_block(sent, received)
+    reader.check_no_alias(sent, received)
+    return reader.call(collective, sent, received, op=operation, in_place=in_place, counts=tuple(received.counts))
 
 
-def _scan(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Form | None:
-    form = _all_reduce(place, sendbuf, recvbuf, op)
-    return form and replace(form, collective="scan")
-
-
-def _reduce(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> Form | None:
-    operation = _operation(op)
-    received = place.blocks(recvbuf, writable=True) if place.rank == root else None
+def _reduce(reader: _Reader, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> Call:
+    root = reader.root(root)
+    received = reader.blocks(recvbuf, writable=True) if reader.rank == root else None
     in_place = sendbuf is MPI.IN_PLACE
-    if in_place and place.rank != root:
-        raise _nothing_in_place(place)
-    sent = received if in_place else place.blocks(sendbuf, writable=False)
-    if operation is None or sent is None or (received is None and place.rank == root):
-        return None
-    _matched(place, sent, received)
-    _apart(place, sent, received)
-    return Form("reduce", sent, received, operation, root, in_place, tuple(sent.counts))
+    if in_place and received is None:
+        raise reader.in_place_elsewhere()
+    sent = received if in_place else reader.blocks(sendbuf, writable=False)
+    assert sent is not None
+    operation = reader.op(op)
+    reader.check_own_block(sent, received)
+    reader.check_no_alias(sent, received)
+    counts = tuple(sent.counts)
+    return reader.call("reduce", sent, received, op=operation, root=root, in_place=in_place, counts=counts)
 
 
-def _nothing_in_place(place: Place) -> BufferSpecError:
-    return place.refuse("a buffer", "MPI.IN_PLACE where nothing is received", "Pass MPI.IN_PLACE at the root alone.")
+def _allgather(reader: _Reader, sendbuf: Any, recvbuf: Any) -> Call:
+    return _gather_to_all(reader, sendbuf, reader.blocks(recvbuf, reader.size, writable=True))
 
 
-def _all_gather(place: Place, sendbuf: Any, recvbuf: Any) -> Form | None:
-    return _gathered(place, sendbuf, place.blocks(recvbuf, place.size, writable=True))
+def _allgatherv(reader: _Reader, sendbuf: Any, recvbuf: Any) -> Call:
+    return _gather_to_all(reader, sendbuf, reader.vector(recvbuf, writable=True))
 
 
-def _all_gather_v(place: Place, sendbuf: Any, recvbuf: Any) -> Form | None:
-    return _gathered(place, sendbuf, place.vector(recvbuf, writable=True))
-
-
-def _gathered(place: Place, sendbuf: Any, received: Blocks | None) -> Form | None:
+def _gather_to_all(reader: _Reader, sendbuf: Any, received: Blocks) -> Call:
     in_place = sendbuf is MPI.IN_PLACE
-    sent = None if in_place else place.blocks(sendbuf, writable=False)
-    if received is None or (sent is None and not in_place):
-        return None
-    own = _own(received, place.rank)
-    _matched(place, sent, own)
-    return Form("allgather", sent or own, received, "replace", 0, in_place, tuple(received.counts))
+    own = _one_block(received, reader.rank)
+    sent = own if in_place else reader.blocks(sendbuf, writable=False)
+    reader.check_own_block(sent, own)
+    return reader.call("allgather", sent, received, in_place=in_place, counts=tuple(received.counts))
 
 
-def _gather(place: Place, sendbuf: Any, recvbuf: Any, root: int = 0) -> Form | None:
-    received = place.blocks(recvbuf, place.size, writable=True) if place.rank == root else None
-    form = _gathered_at(place, sendbuf, received, root)
-    return form and replace(form, counts=tuple(form.some.counts[:1]) * place.size)
+def _gather(reader: _Reader, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+    root = reader.root(root)
+    received = reader.blocks(recvbuf, reader.size, writable=True) if reader.rank == root else None
+    return _gather_to_root(reader, sendbuf, received, root, equal=True)
 
 
-def _gather_v(place: Place, sendbuf: Any, recvbuf: Any, root: int = 0) -> Form | None:
-    return _gathered_at(place, sendbuf, place.vector(recvbuf, writable=True) if place.rank == root else None, root)
+def _gatherv(reader: _Reader, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+    root = reader.root(root)
+    received = reader.vector(recvbuf, writable=True) if reader.rank == root else None
+    return _gather_to_root(reader, sendbuf, received, root, equal=False)
 
 
-def _gathered_at(place: Place, sendbuf: Any, received: Blocks | None, root: int) -> Form | None:
+def _gather_to_root(reader: _Reader, sendbuf: Any, received: Blocks | None, root: int, *, equal: bool) -> Call:
+    own = _one_block(received, reader.rank) if received else None
     in_place = sendbuf is MPI.IN_PLACE
-    if in_place and place.rank != root:
-        raise _nothing_in_place(place)
-    sent = None if in_place else place.blocks(sendbuf, writable=False)
-    if (received is None and place.rank == root) or (sent is None and not in_place):
-        return None
-    own = _own(received, place.rank) if received else None
-    _matched(place, sent, own)
-    return Form("gather", sent or own, received, "replace", root, in_place)
+    if in_place and own is None:
+        raise reader.in_place_elsewhere()
+    sent = own if in_place else reader.blocks(sendbuf, writable=False)
+    assert sent is not None
+    reader.check_own_block(sent, own)
+    counts = tuple(sent.counts[:1]) * reader.size if equal else None
+    return reader.call("gather", sent, received, root=root, in_place=in_place, counts=counts)
 
 
-def _scatter(place: Place, sendbuf: Any, recvbuf: Any, root: int = 0) -> Form | None:
-    sent = place.blocks(sendbuf, place.size, writable=False) if place.rank == root else None
-    form = _scattered(place, sent, recvbuf, root)
-    return form and replace(form, counts=tuple(form.some.counts[:1]) * place.size)
+def _scatter(reader: _Reader, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+    root = reader.root(root)
+    sent = reader.blocks(sendbuf, reader.size, writable=False) if reader.rank == root else None
+    return _scatter_from_root(reader, sent, recvbuf, root, equal=True)
 
 
-def _scatter_v(place: Place, sendbuf: Any, recvbuf: Any, root: int = 0) -> Form | None:
-    return _scattered(place, place.vector(sendbuf, writable=False) if place.rank == root else None, recvbuf, root)
+def _scatterv(reader: _Reader, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+    root = reader.root(root)
+    sent = reader.vector(sendbuf, writable=False) if reader.rank == root else None
+    return _scatter_from_root(reader, sent, recvbuf, root, equal=False)
 
 
-def _scattered(place: Place, sent: Blocks | None, recvbuf: Any, root: int) -> Form | None:
+def _scatter_from_root(reader: _Reader, sent: Blocks | None, recvbuf: Any, root: int, *, equal: bool) -> Call:
+    own = _one_block(sent, reader.rank) if sent else None
     in_place = recvbuf is MPI.IN_PLACE
-    if in_place and place.rank != root:
-        raise _nothing_in_place(place)
-    received = None if in_place else place.blocks(recvbuf, writable=True)
-    if (sent is None and place.rank == root) or (received is None and not in_place):
-        return None
-    own = _own(sent, place.rank) if sent else None
-    _matched(place, own, received)
-    return Form("scatter", sent, received or own, "replace", root, in_place)
+    if in_place and own is None:
+        raise reader.in_place_elsewhere()
+    received = own if in_place else reader.blocks(recvbuf, writable=True)
+    assert received is not None
+    reader.check_own_block(own, received)
+    counts = tuple(received.counts[:1]) * reader.size if equal else None
+    return reader.call("scatter", sent, received, root=root, in_place=in_place, counts=counts)
 
 
-def _reduce_scatter_block(place: Place, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Form | None:
+def _reduce_scatter_block(reader: _Reader, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Call:
     if sendbuf is MPI.IN_PLACE:
-        whole = place.blocks(recvbuf, place.size, writable=True)
-        return _reduced_and_scattered(place, whole, whole and _start(whole, whole.counts[0]), op, in_place=True)
-    sent = place.blocks(sendbuf, place.size, writable=False)
-    return _reduced_and_scattered(place, sent, place.blocks(recvbuf, writable=True), op)
+        whole = reader.blocks(recvbuf, reader.size, writable=True)
+        return _reduce_to_shares(reader, whole, _leading(whole, whole.counts[0]), op, in_place=True)
+    sent = reader.blocks(sendbuf, reader.size, writable=False)
+    return _reduce_to_shares(reader, sent, reader.blocks(recvbuf, writable=True), op, in_place=False)
 
 
-def _reduce_scatter(place: Place, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM) -> Form | None:
+def _reduce_scatter(reader: _Reader, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM) -> Call:
     in_place = sendbuf is MPI.IN_PLACE
-    whole = place.blocks(recvbuf if in_place else sendbuf, writable=in_place)
-    received = whole if in_place else place.blocks(recvbuf, writable=True)
-    if whole is None or received is None:
-        return None
-    counts = _shares(place, whole, received, recvcounts, in_place)
-    starts = [whole.starts[0] + sum(counts[:rank]) for rank in range(place.size)]
+    whole = reader.blocks(recvbuf if in_place else sendbuf, writable=in_place)
+    received = whole if in_place else reader.blocks(recvbuf, writable=True)
+    counts = _share_counts(reader, whole, received, recvcounts, in_place)
+    starts = [whole.starts[0] + sum(counts[:rank]) for rank in range(reader.size)]
     sent = Blocks(whole.buffer, starts, counts)
-    own = _start(received, counts[place.rank]) if in_place else received
-    return _reduced_and_scattered(place, sent, own, op, in_place=in_place)
+    own = _leading(received, counts[reader.rank]) if in_place else received
+    return _reduce_to_shares(reader, sent, own, op, in_place=in_place)
 
 
-def _shares(place: Place, whole: Blocks, received: Blocks, recvcounts: Any, in_place: bool) -> list[int]:
-    """Return how many elements each rank gets: as given, or the same for all."""
+def _share_counts(reader: _Reader, whole: Blocks, received: Blocks, recvcounts: Any, in_place: bool) -> list[int]:
+    """Return the elements that each rank receives of a reduce-scatter: as given, or equal shares."""
     total = whole.counts[0]
     if recvcounts is None:
-        share, rest = divmod(total, place.size)
-        counts = [share] * place.size if not rest else []
+        share, rest = divmod(total, reader.size)
+        counts = [share] * reader.size if not rest else []
     else:
         counts = [int(count) for count in recvcounts]
-    fits = len(counts) == place.size and min(counts, default=0) >= 0 and sum(counts) == total
-    if not fits or (not in_place and received.counts[0] != counts[place.rank]):
-        raise place.refuse(
-            f"counts for {place.size} ranks that add up to the {total} elements that are sent, and this rank's in the "
+    fits = len(counts) == reader.size and min(counts, default=0) >= 0 and sum(counts) == total
+    if not fits or (not in_place and received.counts[0] != counts[reader.rank]):
+        raise reader.error(
+            f"counts for {reader.size} ranks that add up to the {total} elements sent, and this rank's in the "
             "receive buffer",
             f"{'no counts' if recvcounts is None else list(counts)}, and {received.counts[0]} elements to receive",
             "Pass recvcounts, one for each rank, the same on every rank.",
@@ -267,58 +389,48 @@ def _shares(place: Place, whole: Blocks, received: Blocks, recvcounts: Any, in_p
     return counts
 
 
-def _start(blocks: Blocks, count: int) -> Blocks:
-    """Return the first elements of a buffer."""
-    return Blocks(blocks.buffer, [blocks.starts[0]], [count])
-
-
-def _reduced_and_scattered(
-    place: Place, sent: Blocks | None, received: Blocks | None, op: Any, *, in_place: bool = False
-) -> Form | None:
-    operation = _operation(op)
-    if sent is None or received is None or operation is None:
-        return None
-    _matched(place, _own(sent, place.rank), received)
+def _reduce_to_shares(reader: _Reader, sent: Blocks, received: Blocks, op: Any, *, in_place: bool) -> Call:
+    operation = reader.op(op)
+    reader.check_own_block(_one_block(sent, reader.rank), received)
     if not in_place:
-        _apart(place, sent, received)
-    # MPI wants the result at the start of the buffer, where other blocks of the input are: it goes there at the end.
-    return Form("reduce_scatter", sent, received, operation, 0, False, tuple(sent.counts), lands_at_start=in_place)
+        reader.check_no_alias(sent, received)
+    # MPI returns the result at the start of the buffer, which still holds other blocks of the input: hence deferred.
+    return reader.call(
+        "reduce_scatter", sent, received, op=operation, counts=tuple(sent.counts), deferred_output=in_place
+    )
 
 
-def _all_to_all(place: Place, sendbuf: Any, recvbuf: Any) -> Form | None:
-    form = _exchanged(place, sendbuf, recvbuf, partial(place.blocks, blocks=place.size))
-    return form and replace(form, counts=tuple(form.some.counts))
+def _alltoall(reader: _Reader, sendbuf: Any, recvbuf: Any) -> Call:
+    return _exchange(reader, sendbuf, recvbuf, partial(reader.blocks, blocks=reader.size), equal=True)
 
 
-def _all_to_all_v(place: Place, sendbuf: Any, recvbuf: Any) -> Form | None:
-    return _exchanged(place, sendbuf, recvbuf, place.vector)
+def _alltoallv(reader: _Reader, sendbuf: Any, recvbuf: Any) -> Call:
+    return _exchange(reader, sendbuf, recvbuf, reader.vector, equal=False)
 
 
-def _exchanged(place: Place, sendbuf: Any, recvbuf: Any, read: Callable[..., Blocks | None]) -> Form | None:
+def _exchange(reader: _Reader, sendbuf: Any, recvbuf: Any, read: Callable[..., Blocks], *, equal: bool) -> Call:
     received = read(recvbuf, writable=True)
     in_place = sendbuf is MPI.IN_PLACE
     sent = received if in_place else read(sendbuf, writable=False)
-    if sent is None or received is None:
-        return None
-    _matched(place, sent, received, place.rank)
-    return Form("alltoall", sent, received, "replace", 0, in_place)
+    reader.check_own_block(sent, received, reader.rank)
+    return reader.call("alltoall", sent, received, in_place=in_place, counts=tuple(sent.counts) if equal else None)
 
 
-FORMS: dict[str, Callable[..., Form | None]] = {
+PARSERS: dict[str, Callable[..., Call]] = {
     "Bcast": _bcast,
     "Reduce": _reduce,
-    "Allreduce": _all_reduce,
-    "Allgather": _all_gather,
-    "Allgatherv": _all_gather_v,
+    "Allreduce": _allreduce,
+    "Allgather": _allgather,
+    "Allgatherv": _allgatherv,
     "Gather": _gather,
-    "Gatherv": _gather_v,
+    "Gatherv": _gatherv,
     "Scatter": _scatter,
-    "Scatterv": _scatter_v,
+    "Scatterv": _scatterv,
     "Reduce_scatter": _reduce_scatter,
     "Reduce_scatter_block": _reduce_scatter_block,
-    "Alltoall": _all_to_all,
-    "Alltoallv": _all_to_all_v,
-    "Scan": _scan,
-    "Exscan": _scan,
+    "Alltoall": _alltoall,
+    "Alltoallv": _alltoallv,
+    "Scan": partial(_allreduce, collective="scan"),
+    "Exscan": partial(_allreduce, collective="scan"),
 }
-"""By the name of mpi4py's method."""
+"""By mpi4py's name of the blocking method."""

@@ -1,7 +1,9 @@
-"""The arguments of mpi4py's own methods, for calls that go straight to MPI: small ones, and those where it is faster.
+"""Buffers that cannot be used where they are: staged on the host for MPI, or packed for the engine.
 
-What mpi4py can reach by itself is passed on as it came. Elements on a GPU that this MPI cannot reach, with gaps, or of
-a type that mpi4py does not know go by way of host memory.
+`HostStaging` serves passed-through calls: elements on a GPU that this MPI cannot access, with gaps between them, or of
+a type that mpi4py does not know are copied through pinned host memory. `PackedBuffers` serves the engine: elements with
+gaps, at unaligned addresses or on another device are packed into contiguous memory on the call's device, before the
+first step and after the last.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp._call.buffers import aligned
+from mpi_gpucomp._call.buffers import is_aligned
 from mpi_gpucomp.device import DTYPES, Buffer, get_device, order_after
 from mpi_gpucomp.device.pack import gather, scatter
 from mpi_gpucomp.engine.layout import Blocks
@@ -20,10 +22,10 @@ from mpi_gpucomp.transport.gpu_aware import cuda_aware
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp._call.calls import Form
+    from mpi_gpucomp._call.calls import Call
     from mpi_gpucomp.device import Device, Memory, Stream
 
-__all__ = ["Detour", "Packing", "can_do", "device_of", "passes"]
+__all__ = ["HostStaging", "PackedBuffers", "device_of", "mpi4py_accepts", "mpi_supports"]
 
 _memory = MPI.memory.fromaddress
 _DATATYPES = {
@@ -35,54 +37,57 @@ _VECTORS = {"Allgatherv": (1,), "Gatherv": (1,), "Scatterv": (0,), "Alltoallv": 
 """Which arguments of a method have counts and displacements."""
 
 
-def can_do(form: Form) -> bool:
-    """Say whether MPI has an operation for elements of this type, if the call needs one."""
-    return form.op == "replace" or form.some.buffer.dtype.name in _DATATYPES
+def mpi_supports(call: Call) -> bool:
+    """Return True if MPI has the call's operation for elements of its type."""
+    return call.op == "replace" or call.blocks.buffer.dtype.name in _DATATYPES
 
 
-def passes(form: Form, args: tuple[Any, ...]) -> bool:
-    """Say whether mpi4py can take the arguments as they are."""
-    buffers = [blocks.buffer for blocks in (form.sent, form.received) if blocks]
-    # mpi4py does not know the elements of an array at an odd address.
-    near = all(buffer.device == "host" and buffer.contiguous and aligned(buffer) for buffer in buffers)
-    return near and form.some.buffer.dtype.name in _DATATYPES and all(_known(arg) for arg in args)
+def mpi4py_accepts(call: Call) -> bool:
+    """Return True if mpi4py takes the arguments of a call as they are."""
+    if call.unsupported is not None:
+        return True
+    buffers = [blocks.buffer for blocks in (call.sent, call.received) if blocks]
+    # mpi4py does not recognise the element type of an unaligned array.
+    direct = all(buffer.device == "host" and buffer.contiguous and is_aligned(buffer) for buffer in buffers)
+    return direct and call.blocks.buffer.dtype.name in _DATATYPES and all(map(_is_mpi4py_argument, call.args))
 
 
-def _known(arg: Any) -> bool:
-    """Say whether an argument is surely one of mpi4py's: what is in a list was written for it."""
+def _is_mpi4py_argument(arg: Any) -> bool:
+    """Return True if mpi4py surely takes an argument: a list was written for it."""
     return isinstance(arg, (np.ndarray, list, tuple, int, MPI.Op, bytes, bytearray, memoryview)) or (
         arg is None or arg is MPI.IN_PLACE
     )
 
 
-def _wait_for(buffer: Buffer) -> None:
-    """Wait until those who fill a buffer have done so: MPI knows nothing of streams."""
+def _wait_for_producer(buffer: Buffer) -> None:
+    """Wait until pending work on a buffer has completed: MPI does not order itself after streams."""
     stream = get_device(buffer.device).stream()
     order_after(buffer, stream)
     stream.synchronize()
     stream.close()
 
 
-class Detour:
-    """The arguments of a call as MPI can take them, by way of host memory where it must be."""
+class HostStaging:
+    """The arguments of a call as MPI can take them, through pinned host memory where needed."""
 
-    def __init__(self, method: str, form: Form, args: tuple[Any, ...]) -> None:
-        """Copy what is sent; `finish` copies back what has been received."""
-        self._method = method
+    def __init__(self, call: Call) -> None:
+        """Copy the send buffers; `finish` copies the receive buffers back."""
+        self._method = call.method
         self._finish: list[Callable[[], None]] = []
         self._hosts: dict[int, int] = {}
-        new = list(args)
-        if method == "Bcast":
-            new[0] = self._spec(form.received, 1)
+        new = list(call.args)
+        if call.method == "Bcast":
+            new[0] = self._spec(call.received, 1)
         else:
-            # In place, what is received begins with what is sent, and mpi4py wants all of that.
-            for place, blocks in enumerate((form.sent, form.sent if form.lands_at_start else form.received)):
+            # In place, the receive buffer begins with the input, and mpi4py wants all of that.
+            received = call.sent if call.deferred_output else call.received
+            for place, blocks in enumerate((call.sent, received)):
                 if new[place] is not None and new[place] is not MPI.IN_PLACE and blocks is not None:
                     new[place] = self._spec(blocks, place)
         self.args = tuple(new)
 
     def _spec(self, blocks: Blocks | None, place: int) -> Any:
-        """Write an argument (0: send, 1: receive) as mpi4py has it: with counts for all, for each, or in total."""
+        """Write an argument (0: send, 1: receive) in mpi4py's form: with one count, one per rank, or in total."""
         assert blocks is not None
         buffer = blocks.buffer
         address = self._on_host(buffer, writable=place == 1)
@@ -97,42 +102,36 @@ class Detour:
         return [whole, sum(counts) if self._method == "Reduce_scatter" else counts[0], starts[0], datatype]
 
     def _on_host(self, buffer: Buffer, writable: bool) -> int:
-        """Return the address of a buffer's elements without gaps, where MPI reaches them, copied there if need be."""
+        """Return the address of a buffer's elements in contiguous memory that MPI can access."""
         if buffer.device == "host" and buffer.contiguous:
             return buffer.address
         if buffer.contiguous and cuda_aware().aware:
-            _wait_for(buffer)
+            _wait_for_producer(buffer)
             return buffer.address
         if id(buffer) not in self._hosts:
-            self._hosts[id(buffer)] = self._copied(buffer, writable)
+            self._hosts[id(buffer)] = self._stage(buffer, writable)
         return self._hosts[id(buffer)]
 
-    def _copied(self, buffer: Buffer, writable: bool) -> int:
+    def _stage(self, buffer: Buffer, writable: bool) -> int:
         device = get_device(buffer.device)
-        stream, near = device.stream(), device.pinned(buffer.nbytes)
+        stream, pinned = device.stream(), device.pinned(buffer.nbytes)
         order_after(buffer, stream)
-        gather(buffer, near, stream)
+        gather(buffer, pinned, stream)
         stream.synchronize()
 
-        def back() -> None:
+        def copy_back() -> None:
             if writable and not buffer.readonly:
-                scatter(near, buffer, stream)
+                scatter(pinned, buffer, stream)
             stream.close()
-            near.release()
+            pinned.release()
 
-        self._finish.append(back)
-        return near.address
+        self._finish.append(copy_back)
+        return pinned.address
 
     def finish(self) -> None:
-        """Copy back what has been received."""
+        """Copy the receive buffers back."""
         for work in self._finish:
             work()
-
-
-# Buffers that a schedule cannot work on where they are: with gaps, at odd addresses, or on another device.
-#
-# They travel by way of contiguous memory on the call's device, filled before the first step and emptied behind the
-# last.
 
 
 def device_of(*blocks: Blocks | None) -> Device:
@@ -141,32 +140,32 @@ def device_of(*blocks: Blocks | None) -> Device:
     return get_device(max(names, key=lambda name: name != "host"))
 
 
-class Packing:
-    """The detours of one call: which memory stands for which buffer."""
+class PackedBuffers:
+    """The packed copies of one call's buffers."""
 
-    def __init__(self, device: Device, *, wire: bool = False) -> None:
-        """Work on this device; nothing takes a detour yet. `wire` says that messages come and go without a codec."""
-        self._device, self._wire = device, wire
-        self._detours: dict[int, tuple[Buffer, Memory, bool]] = {}
-        self._landing: tuple[Buffer, Memory] | None = None
+    def __init__(self, device: Device, *, raw: bool = False) -> None:
+        """Pack on this device; with `raw`, messages are sent from and received into the packed memory itself."""
+        self._device, self._raw = device, raw
+        self._packed: dict[int, tuple[Buffer, Memory, bool]] = {}
+        self._deferred: tuple[Buffer, Memory] | None = None
 
-    def via(self, blocks: Blocks | None, *, writable: bool) -> Blocks | None:
-        """Return blocks that a schedule can work on, in the caller's memory or in ours."""
+    def device_view(self, blocks: Blocks | None, *, writable: bool) -> Blocks | None:
+        """Return blocks that a schedule can work on: the caller's, or a packed copy."""
         if blocks is None:
             return None
         buffer = blocks.buffer
-        if buffer.contiguous and aligned(buffer) and buffer.device == self._device.name:
+        if buffer.contiguous and is_aligned(buffer) and buffer.device == self._device.name:
             return blocks
-        known = self._detours.get(id(buffer))
+        known = self._packed.get(id(buffer))
         memory = known[1] if known else self._device.alloc(buffer.nbytes)
-        self._detours[id(buffer)] = buffer, memory, writable or bool(known and known[2])
+        self._packed[id(buffer)] = buffer, memory, writable or bool(known and known[2])
         return Blocks(self._elements(memory, buffer), blocks.starts, blocks.counts)
 
-    def landing(self, blocks: Blocks) -> Blocks:
-        """Return memory for an output that may be copied to where it belongs only at the end."""
+    def deferred_output(self, blocks: Blocks) -> Blocks:
+        """Return memory for an output that `unpack` copies to its place."""
         buffer = blocks.buffer.slice(blocks.starts[0], blocks.counts[0])
         memory = self._device.alloc(buffer.nbytes)
-        self._landing = buffer, memory
+        self._deferred = buffer, memory
         return Blocks(self._elements(memory, buffer), [0], [buffer.count])
 
     def _elements(self, memory: Memory, like: Buffer) -> Buffer:
@@ -174,46 +173,47 @@ class Packing:
 
     @property
     def needed(self) -> bool:
-        """Say whether anything takes a detour."""
-        return bool(self._detours or self._landing)
+        """Return True if any buffer is packed or deferred."""
+        return bool(self._packed or self._deferred)
 
-    def fill(self, stream: Stream) -> None:
-        """Queue the way in. Outputs are filled too: a call may leave parts of them as they are."""
-        for buffer, memory, _ in self._detours.values():
-            order_after(buffer, stream) if buffer.device == self._device.name else None
-            _across(buffer, memory, stream, "gather")
-        if self._wire:
-            stream.synchronize()  # messages are sent from this memory, and received there, beside the stream
+    def pack(self, stream: Stream) -> None:
+        """Queue the copies into packed memory; of outputs too, since a call may leave parts of them unchanged."""
+        for buffer, memory, _ in self._packed.values():
+            if buffer.device == self._device.name:
+                order_after(buffer, stream)
+            _copy_packed(buffer, memory, stream, unpack=False)
+        if self._raw:
+            stream.synchronize()  # the wire reads and writes this memory without regard to the stream
 
-    def empty(self, stream: Stream) -> None:
-        """Queue the way out, and give the memory back behind it."""
-        if self._landing is not None:
-            buffer, memory = self._landing
+    def unpack(self, stream: Stream) -> None:
+        """Queue the copies out of packed memory, and release it after them."""
+        if self._deferred is not None:
+            buffer, memory = self._deferred
             stream.copy(buffer.address, memory.address, buffer.nbytes)
             stream.release(memory)
-        for buffer, memory, writable in self._detours.values():
+        for buffer, memory, writable in self._packed.values():
             if writable:
-                _across(buffer, memory, stream, "scatter")
+                _copy_packed(buffer, memory, stream, unpack=True)
             stream.release(memory)
 
 
-def _across(buffer: Buffer, memory: Memory, stream: Stream, way: str) -> None:
-    """Copy between a buffer and contiguous memory of the stream's device, whichever device the buffer is on."""
+def _copy_packed(buffer: Buffer, memory: Memory, stream: Stream, *, unpack: bool) -> None:
+    """Copy between a buffer on any device and contiguous memory on the stream's device."""
     if buffer.device == stream.device.name:
-        gather(buffer, memory, stream) if way == "gather" else scatter(memory, buffer, stream)
+        scatter(memory, buffer, stream) if unpack else gather(buffer, memory, stream)
         return
-    near = buffer.device
-    local = get_device(near).stream()
-    with get_device(near).alloc(buffer.nbytes) as packed:
-        if way == "gather":
+    device = get_device(buffer.device)
+    local = device.stream()
+    with device.alloc(buffer.nbytes) as packed:
+        if unpack:
+            stream.copy(packed.address, memory.address, buffer.nbytes)
+            stream.synchronize()
+            scatter(packed, buffer, local)
+            local.synchronize()
+        else:
             order_after(buffer, local)
             gather(buffer, packed, local)
             local.synchronize()
             stream.copy(memory.address, packed.address, buffer.nbytes)
             stream.synchronize()
-        else:
-            stream.copy(packed.address, memory.address, buffer.nbytes)
-            stream.synchronize()
-            scatter(packed, buffer, local)
-            local.synchronize()
     local.close()

@@ -1,4 +1,4 @@
-"""The end of the interpreter: nobody is left waiting for a rank that goes, and no thread calls an MPI that is gone."""
+"""Interpreter exit: no rank is left waiting for one that exits, and no thread calls MPI after MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from mpi4py import MPI
 from mpi_gpucomp.transport.mpi import dead_ranks
 
 if TYPE_CHECKING:
-    from mpi_gpucomp._dispatch.dispatcher import Caller
+    from mpi_gpucomp._dispatch.runtime import Runtime
 
 __all__ = ["OPEN"]
 
-LEAVE_SECONDS = 10.0
-"""How long the end of the interpreter waits for collectives that nobody has waited for."""
+DRAIN_SECONDS = 10.0
+"""How long exit waits for collectives in flight that were never waited for."""
 FINALIZE_SECONDS = 3.0
-"""How long the end of MPI may take when ranks are dead."""
-OPEN: weakref.WeakSet[Caller] = weakref.WeakSet()
-"""Those that were not closed."""
+"""How long MPI_Finalize may take when ranks are dead."""
+OPEN: weakref.WeakSet[Runtime] = weakref.WeakSet()
+"""Runtimes that have not been closed."""
 
 
-def _leave_one(caller: Caller) -> None:
-    """End with the interpreter, and take the job along if others would wait for this rank for ever."""
+def _exit_runtime(runtime: Runtime) -> None:
+    """Close a runtime, and abort the job if other ranks would wait for this one forever."""
     error = getattr(sys, "last_value", None)
     if error is None:
-        until = time.monotonic() + LEAVE_SECONDS
-        caller.driver.wait_until(lambda: caller.engine.under_way is None or time.monotonic() > until)
-    caller.driver.close()
-    under_way = caller.engine.under_way or (error and caller.engine.broken_off)
-    if under_way:
+        until = time.monotonic() + DRAIN_SECONDS
+        runtime.driver.wait_until(lambda: runtime.engine.under_way is None or time.monotonic() > until)
+    runtime.driver.close()
+    in_flight = runtime.engine.under_way or (error and runtime.engine.broken_off)
+    if in_flight:
         why = f"with {type(error).__name__}" if error else "without waiting for it"
-        said = f"rank {caller.rank} ends {why} in the middle of {under_way}, and the whole job with it"
-        print(said, file=sys.stderr, flush=True)
+        text = f"rank {runtime.rank} exits {why} during {in_flight}: aborting the job"
+        print(text, file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
     if error is not None:
-        caller.engine.leave(error)
-    caller.transport.abandon()
+        runtime.engine.leave(error)
+    runtime.transport.abandon()
 
 
 @atexit.register
-def _leave() -> None:
-    """End the threads that call MPI: they must be gone before it is, and mpi4py ends it after these handlers."""
-    for caller in list(OPEN):
+def _on_exit() -> None:
+    """Stop the threads that call MPI: mpi4py finalizes MPI after these handlers."""
+    for runtime in list(OPEN):
         if MPI.Is_finalized():
-            caller.driver.close()
+            runtime.driver.close()
         else:
-            _leave_one(caller)
+            _exit_runtime(runtime)
     if MPI.Is_initialized() and not MPI.Is_finalized() and dead_ranks(MPI.COMM_WORLD):
-        _finalize_without_the_dead()
+        _finalize_with_dead_ranks()
 
 
-def _finalize_without_the_dead() -> None:
-    """End MPI, or the process where that takes too long: Open MPI's end may wait for ranks that are dead."""
+def _finalize_with_dead_ranks() -> None:
+    """Finalize MPI, or exit the process if that takes too long: Open MPI may wait for dead ranks."""
     status = int(getattr(sys, "last_value", None) is not None)
-    watch = threading.Timer(FINALIZE_SECONDS, os._exit, [status])
-    watch.daemon = True
-    watch.start()
-    ctypes.CDLL(MPI.__file__).MPI_Finalize()  # unlike mpi4py's own this lets other threads run
-    watch.cancel()
+    timer = threading.Timer(FINALIZE_SECONDS, os._exit, [status])
+    timer.daemon = True
+    timer.start()
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()  # unlike mpi4py's call this releases the GIL
+    timer.cancel()

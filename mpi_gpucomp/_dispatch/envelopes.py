@@ -1,4 +1,4 @@
-"""The first parts of messages: matched by source and tag, in order, by MPI itself, or among the letters of rails."""
+"""Message envelopes: matched by (source, tag), in order, by MPI, or emulated over the control messages of rails."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ if TYPE_CHECKING:
     from mpi_gpucomp.engine.engine import Engine
     from mpi_gpucomp.transport.base import Transport
 
-__all__ = ["First", "Firsts", "LetterFirsts", "MpiFirsts"]
+__all__ = ["Envelope", "EnvelopeChannel", "MpiEnvelopes", "RailEnvelopes"]
 
-LETTER = "first"
+KIND = "envelope"
 _memory = MPI.memory.fromaddress
 
 
-class First(Protocol):
-    """A first part on its way."""
+class Envelope(Protocol):
+    """An envelope in flight."""
 
     @property
     def holds(self) -> bool:
-        """Say whether its memory may still be read or written."""
+        """Return True if its memory may still be accessed."""
         ...
 
-    def over(self, status: MPI.Status | None = None) -> bool:
-        """Say whether it is there, or has left; fill a status."""
+    def completed(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed; fill in a status."""
         ...
 
     def cancel(self) -> None:
-        """Take a receive back, unless something is there for it; it is over then, and its status says so."""
+        """Cancel a receive, unless it is matched; it completes, and its status tells."""
         ...
 
 
-class Firsts(Protocol):
-    """The way that first parts take."""
+class EnvelopeChannel(Protocol):
+    """Carries envelopes."""
 
     rank: int
-    railed: bool
+    on_rails: bool
 
-    def send(self, address: int, nbytes: int, peer: int, tag: int) -> First:
-        """Start to send."""
+    def send(self, address: int, nbytes: int, peer: int, tag: int) -> Envelope:
+        """Start a send."""
         ...
 
-    def receive(self, address: int, room: int, source: int, tag: int) -> First:
-        """Start to receive, from any rank and with any tag if MPI's names for that are given."""
+    def receive(self, address: int, room: int, source: int, tag: int) -> Envelope:
+        """Start a receive; MPI.ANY_SOURCE and MPI.ANY_TAG match any."""
         ...
 
     def close(self) -> None:
-        """End it: all ranks do."""
+        """Close the channel: collective."""
         ...
 
 
-class _Request:
-    """MPI's own request."""
+class _MpiEnvelope:
+    """A request of the MPI library."""
 
     def __init__(self, request: MPI.Request, rank: int) -> None:
         self._request, self._rank = request, rank
@@ -69,7 +69,7 @@ class _Request:
     def holds(self) -> bool:
         return self._request != MPI.REQUEST_NULL
 
-    def over(self, status: MPI.Status | None = None) -> bool:
+    def completed(self, status: MPI.Status | None = None) -> bool:
         try:
             return self._request.Test(status)
         except MPI.Exception as error:
@@ -80,64 +80,64 @@ class _Request:
             self._request.Cancel()
 
 
-class MpiFirsts:
-    """By MPI, under the caller's tags, on a communicator of their own."""
+class MpiEnvelopes:
+    """Envelopes sent by MPI under the caller's tags, on a communicator of their own."""
 
-    railed = False
+    on_rails = False
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         """Take over a communicator."""
         self._comm, self.rank = comm, comm.rank
 
-    def send(self, address: int, nbytes: int, peer: int, tag: int) -> First:
-        """Start to send."""
-        return _Request(self._comm.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), self.rank)
+    def send(self, address: int, nbytes: int, peer: int, tag: int) -> Envelope:
+        """Start a send."""
+        return _MpiEnvelope(self._comm.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), self.rank)
 
-    def receive(self, address: int, room: int, source: int, tag: int) -> First:
-        """Start to receive."""
-        return _Request(self._comm.Irecv([_memory(address, room), MPI.BYTE], source, tag), self.rank)
+    def receive(self, address: int, room: int, source: int, tag: int) -> Envelope:
+        """Start a receive."""
+        return _MpiEnvelope(self._comm.Irecv([_memory(address, room), MPI.BYTE], source, tag), self.rank)
 
     def close(self) -> None:
         """Free the communicator."""
         self._comm.Free()
 
 
-class _Arrived(NamedTuple):
+class _Received(NamedTuple):
     source: int
     tag: int
     data: bytes
 
 
-class _Left:
-    """A first part that has been copied into a letter."""
+class _SentEnvelope:
+    """An envelope that was copied into a control message."""
 
     holds = False
 
-    def over(self, status: MPI.Status | None = None) -> bool:
+    def completed(self, status: MPI.Status | None = None) -> bool:
         return True
 
     def cancel(self) -> None:
         pass
 
 
-class _Waiting:
-    """Room for a first part."""
+class _PostedRecv:
+    """A posted receive of an envelope."""
 
-    def __init__(self, firsts: LetterFirsts, address: int, source: int, tag: int) -> None:
-        self._firsts, self._address, self._source, self._tag = firsts, address, source, tag
-        self._got: _Arrived | None = None
+    def __init__(self, channel: RailEnvelopes, address: int, source: int, tag: int) -> None:
+        self._channel, self._address, self._source, self._tag = channel, address, source, tag
+        self._got: _Received | None = None
         self.cancelled = False
 
     holds = False
 
-    def wants(self, source: int, tag: int) -> bool:
+    def matches(self, source: int, tag: int) -> bool:
         return self._source in (source, MPI.ANY_SOURCE) and self._tag in (tag, MPI.ANY_TAG)
 
-    def fill(self, arrived: _Arrived) -> None:
+    def fill(self, arrived: _Received) -> None:
         ctypes.memmove(self._address, arrived.data, len(arrived.data))
         self._got = arrived
 
-    def over(self, status: MPI.Status | None = None) -> bool:
+    def completed(self, status: MPI.Status | None = None) -> bool:
         if self._got is None and not self.cancelled:
             return False
         if status is not None:
@@ -148,62 +148,62 @@ class _Waiting:
         return True
 
     def cancel(self) -> None:
-        self._firsts.withdraw(self)
+        self._channel.withdraw(self)
 
 
-class LetterFirsts:
-    """In letters, which travel on rails: matched here as MPI would."""
+class RailEnvelopes:
+    """Envelopes sent as control messages over rails, matched here as MPI would."""
 
-    railed = True
+    on_rails = True
 
     def __init__(self, transport: Transport, engine: Engine) -> None:
-        """Let the engine hand over the letters."""
+        """Receive envelopes from the engine."""
         self.rank, self._transport = transport.rank, transport
         self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
-        self._arrived: deque[_Arrived] = deque()
-        engine.listen(LETTER, self._hear)
+        self._posted: deque[_PostedRecv] = deque()
+        self._unexpected: deque[_Received] = deque()
+        engine.listen(KIND, self._on_envelope)
 
-    def send(self, address: int, nbytes: int, peer: int, tag: int) -> First:
-        """Send at once, in a letter."""
+    def send(self, address: int, nbytes: int, peer: int, tag: int) -> Envelope:
+        """Send at once, as a control message."""
         self._check(peer, tag, "Send")
         data = ctypes.string_at(address, nbytes)
         if peer == self.rank:
-            self._hear(peer, tag, data)
+            self._on_envelope(peer, tag, data)
         else:
-            self._transport.send_control(peer, pickle.dumps((LETTER, tag, data)))
-        return _Left()
+            self._transport.send_control(peer, pickle.dumps((KIND, tag, data)))
+        return _SentEnvelope()
 
-    def receive(self, address: int, room: int, source: int, tag: int) -> First:
-        """Take the oldest that is there, or wait in line."""
+    def receive(self, address: int, room: int, source: int, tag: int) -> Envelope:
+        """Match the oldest unexpected envelope, or post the receive."""
         if source != MPI.ANY_SOURCE:
             self._check(source, 0 if tag == MPI.ANY_TAG else tag, "Recv")
-        waiting = _Waiting(self, address, source, tag)
+        posted = _PostedRecv(self, address, source, tag)
         with self._lock:
-            found = next((one for one in self._arrived if waiting.wants(one.source, one.tag)), None)
+            found = next((one for one in self._unexpected if posted.matches(one.source, one.tag)), None)
             if found is None:
-                self._waiting.append(waiting)
+                self._posted.append(posted)
             else:
-                self._arrived.remove(found)
-                waiting.fill(found)
-        return waiting
+                self._unexpected.remove(found)
+                posted.fill(found)
+        return posted
 
-    def _hear(self, source: int, tag: int, data: bytes) -> None:
-        arrived = _Arrived(source, tag, data)
+    def _on_envelope(self, source: int, tag: int, data: bytes) -> None:
+        arrived = _Received(source, tag, data)
         with self._lock:
-            found = next((one for one in self._waiting if one.wants(source, tag)), None)
+            found = next((one for one in self._posted if one.matches(source, tag)), None)
             if found is None:
-                self._arrived.append(arrived)
+                self._unexpected.append(arrived)
             else:
-                self._waiting.remove(found)
+                self._posted.remove(found)
                 found.fill(arrived)
 
-    def withdraw(self, waiting: _Waiting) -> None:
-        """Take a receive back that nothing has come for."""
+    def withdraw(self, posted: _PostedRecv) -> None:
+        """Cancel a receive that is not matched."""
         with self._lock:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-                waiting.cancelled = True
+            if posted in self._posted:
+                self._posted.remove(posted)
+                posted.cancelled = True
 
     def _check(self, peer: int, tag: int, method: str) -> None:
         if 0 <= peer < self._transport.size and 0 <= tag <= self._transport.largest_tag:
@@ -217,4 +217,4 @@ class LetterFirsts:
         )
 
     def close(self) -> None:
-        """Need nothing."""
+        """Do nothing: there is nothing to free."""

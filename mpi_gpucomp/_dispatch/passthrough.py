@@ -1,208 +1,301 @@
-"""Calls of MPI's own, made for a Communicator: compared among the ranks first, watched, and their errors understood."""
+"""Pass-through: calls handed to the MPI library's own collectives.
+
+The first call of each class is compared among all ranks before any of them enters MPI, where a mismatch would hang or
+corrupt memory. A non-blocking call must not wait for that comparison, so it is deferred: the MPI library gets it when
+the comparison has succeeded. Deferred calls and those behind them keep their program order, as MPI requires of the
+collectives on one communicator. Later calls of the class are only added to a rolling hash, which the ranks compare the
+next time that they meet.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+import zlib
+from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
 
-from mpi_gpucomp._call.staging import Detour, passes
-from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT
+from mpi_gpucomp._call.staging import HostStaging, mpi4py_accepts
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.scheduling import Job
-from mpi_gpucomp.request import PlainRequest, Request
+from mpi_gpucomp.request import NativeRequest, Request
 from mpi_gpucomp.transport.mpi import lost, means_death
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp._call.calls import Form
-    from mpi_gpucomp._dispatch.plan import CallOptions, Calls, Choice
-    from mpi_gpucomp._tuning.mpi_algorithms import Better
+    from mpi_gpucomp._call.calls import Call
+    from mpi_gpucomp._dispatch.plan import Lifetime, Plan
+    from mpi_gpucomp._tuning.mpi_algorithms import TunedComm
     from mpi_gpucomp.engine.engine import Engine
     from mpi_gpucomp.engine.progress import ProgressDriver
 
-__all__ = ["Quick", "Straight"]
+__all__ = ["FastPath", "Passthrough", "method_salt"]
 
-Quick: TypeAlias = "dict[tuple[int, str, int], tuple[MPI.Intracomm, Calls]]"
+FastPath: TypeAlias = "dict[tuple[int, str, int], tuple[MPI.Intracomm, Lifetime]]"
 
-REVOKED_SECONDS = 1.0
-"""How long a call of MPI's own may take to come back once it was revoked; an MPI with no ULFM does not even say so."""
+REVOKE_SECONDS = 1.0
+"""How long a native call may take to return once it was revoked; an MPI without ULFM ignores the revocation."""
 
 
-class Straight:
-    """The way of one communicator to MPI."""
+@cache
+def method_salt(title: str) -> int:
+    """Return what distinguishes a method in the rolling hash of passed-through calls."""
+    return zlib.crc32(title.encode()) & 0xFFFF
+
+
+@dataclass(slots=True)
+class _Check:
+    """The comparison of a call among all ranks."""
+
+    job: Job
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Deferred:
+    """A non-blocking call that the MPI library has not got yet."""
+
+    check: _Check | None
+    """The comparison that it depends on, its own or that of an earlier call of its class."""
+    compares: bool
+    """True if the comparison is its own."""
+    issue: Callable[[], MPI.Request]
+    request: NativeRequest
+
+
+class Passthrough:
+    """The passed-through calls of one communicator."""
 
     def __init__(
         self,
-        plain: MPI.Intracomm,
+        comm: MPI.Intracomm,
         engine: Engine,
         driver: ProgressDriver,
         derived_comms: list[MPI.Intracomm],
         *,
-        railed: bool,
+        on_rails: bool,
     ) -> None:
-        """Call the methods of `plain`, which nobody else uses; `derived_comms` are those that are revoked with it.
+        """Use `comm`, which nobody else does; `derived_comms` are revoked with it.
 
-        Where the ranks are `railed`, what can do without MPI does.
+        With rails, what can do without the MPI library does.
         """
-        self._kin, self._railed = derived_comms, railed
-        self._plain, self._engine, self._driver, self._watch = plain, engine, driver, engine.watch
-        engine.watch.stuck_outside = self._end_it
+        self._comm, self._engine, self._driver, self._on_rails = comm, engine, driver, on_rails
+        self.derived_comms = derived_comms
+        self._watch = engine.watch
+        engine.watch.stuck_outside = self._on_mpi_hang
         self._agreed: set[object] = set()
-        """Kinds of calls that all ranks were found to make alike."""
-        self._better: dict[str, list[Better]] = {}
-        self.quick: Quick = {}
-        """Where to call those on numpy's arrays that are told by length, type, root or operation, to lose no time.
+        """Classes of calls that all ranks have compared, or are comparing."""
+        self._checks: dict[object, _Check] = {}
+        """Comparisons in flight, by class."""
+        self._deferred: deque[_Deferred] = deque()
+        self._lock = threading.RLock()
+        self._tuned: dict[str, list[TunedComm]] = {}
+        self.fast_path: FastPath = {}
+        """Calls on numpy arrays that may bypass dispatch: (nbytes, dtype, root or op) -> communicator and lifetime."""
 
-        And for how many calls that holds.
-        """
+    def add_tuned_comm(self, method: str, tuned: TunedComm) -> None:
+        """Use another communicator for a range of message sizes from now on: collective."""
+        self._tuned.setdefault(method, []).append(tuned)
+        self.derived_comms.append(tuned.comm)
+        self.fast_path.clear()
 
-    def improve(self, method: str, better: Better) -> None:
-        """Use another communicator for messages of some lengths from now on; all ranks are told the same."""
-        self._better.setdefault(method, []).append(better)
-        self._kin.append(better.comm)
-        self.quick.clear()
+    def comm_for(self, call: Call, plan: Plan) -> MPI.Intracomm:
+        """Return the communicator to make a call on."""
+        if plan.comm is not None:
+            return plan.comm
+        nbytes = 0 if call.unsupported else call.nbytes
+        return next((one.comm for one in self._tuned.get(call.method, ()) if one.covers(nbytes)), self._comm)
 
-    def block(self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice) -> MPI.Intracomm:
-        """Make a call of MPI's own, the first of its kind only when all ranks have said that they do; return where."""
-        meeting = self._meeting(method, form, choice)
-        if meeting is not None:
-            self._hold(meeting)
-        self._watch.note(sum(_extent(form)))
-        on = self._where(method, form, choice)
-        self._plainly(method, form, args, on)
-        return on
+    # Blocking calls
 
-    def _where(self, method: str, form: Form | None, choice: Choice) -> MPI.Intracomm:
-        suited = (better.comm for better in self._better.get(method, ()) if better.suits(_extent(form)[0]))
-        return choice.on or next(suited, self._plain)
-
-    def algorithm(self, method: str, form: Form | None, choice: Choice) -> str:
-        """Return the name of the algorithm that MPI's own takes."""
-        on = self._where(method, form, choice)
-        return DEFAULT if on is self._plain else on.Get_name()
-
-    def _plainly(self, method: str, form: Form | None, args: tuple[Any, ...], on: MPI.Intracomm) -> None:
-        """Call MPI, by way of the host where it cannot reach the elements."""
-        if form is None or passes(form, args):
-            self.call(method, args, on)
-            return
-        detour = Detour(method, form, args)
+    def run(self, call: Call, plan: Plan) -> MPI.Intracomm:
+        """Make a blocking call, and return the communicator that it was made on."""
+        self._issue_deferred()
+        check = self._new_check(call, plan)
+        if check is not None:
+            self._complete(check.job)
+            self._watch.steps += 1
+        else:
+            self._watch.note(_extent(call))
+        comm = self.comm_for(call, plan)
+        if mpi4py_accepts(call):
+            self._call(call.method, call.args, comm)
+            return comm
+        staging = HostStaging(call)
         try:
-            self.call(method, detour.args, on)
+            self._call(call.method, staging.args, comm)
         finally:
-            detour.finish()
+            staging.finish()
+        return comm
 
-    def call(self, method: str, args: tuple[Any, ...], on: MPI.Intracomm) -> Any:
-        """Call MPI, and go on with what is under way meanwhile if no thread does.
+    def _call(self, method: str, args: tuple[Any, ...], comm: MPI.Intracomm) -> None:
+        """Call MPI; without a progress thread, drive the engine meanwhile.
 
-        Then all ranks do the same, busy or not: MPI does not match a collective that blocks with one that does not.
+        Then all ranks make the non-blocking call: MPI does not match it with a blocking one.
         """
         if self._driver.background:
             self._watch.outside = method
             try:
-                return getattr(on, method)(*args)
+                getattr(comm, method)(*args)
             finally:
                 self._watch.outside = None
-        request = getattr(self._plain, f"I{method.lower()}")(*args)
+            return
+        request = getattr(self._comm, f"I{method.lower()}")(*args)
         while not request.Test():
             self._driver.turn()
-        return None
 
-    def told(self, method: str, options: CallOptions) -> Callable[[], None] | None:
-        """Return what calls back for a call of MPI's own; if it raises, the other ranks hear so at their next call."""
-        callback = options.get("callback")
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self._on_rails:
+            self._complete(Job(AgreementCheck("Barrier"), "Barrier", everyone=True))
+            return
+        self._issue_deferred()
+        if self._comm.size > 1 and "Barrier" not in self._agreed:
+            self._agreed.add("Barrier")
+            check = self._checked("Barrier", "Barrier", "Barrier")
+            self._complete(check.job)
+            self._watch.steps += 1
+        else:
+            self._watch.note(method_salt("Barrier"))
+        try:
+            self._call("Barrier", (), self._comm)
+        except MPI.Exception as error:
+            self.check_dead(error)
+            raise
+
+    # Non-blocking calls
+
+    def start(self, call: Call, plan: Plan) -> Request:
+        """Start a non-blocking call, deferred while the ranks compare it or an earlier one."""
+        own = self._new_check(call, plan)
+        check = own or self._checks.get(_class_of(call, plan))
+        # In the caller's thread, which the streams of its buffers belong to.
+        staging = None if mpi4py_accepts(call) else HostStaging(call)
+        args = call.args if staging is None else staging.args
+        request = NativeRequest(self._driver, (call, args), staging, self.check_dead, self.callback_of(call))
+        deferred = _Deferred(check, own is not None, lambda: getattr(self._comm, call.title)(*args), request)
+        if own is None:
+            self._watch.note(_extent(call))
+        with self._lock:
+            if check is None and not self._deferred:
+                request.issued(deferred.issue())
+                return request
+            self._deferred.append(deferred)
+            self.fast_path.clear()  # calls that bypass dispatch would overtake it
+        if own is not None:
+            self._driver.submit(own.job)
+        return request
+
+    def _issue_deferred(self) -> None:
+        """Wait until the MPI library has all earlier calls."""
+        if self._deferred:
+            self._driver.wait_until(lambda: not self._deferred)
+
+    def _advance(self) -> None:
+        """Hand deferred calls to the MPI library, in program order, up to one that is still being compared."""
+        with self._lock:
+            while self._deferred:
+                head = self._deferred[0]
+                if head.check is not None and not head.check.done:
+                    return
+                self._deferred.popleft()
+                error = head.check.job.error if head.check is not None else None
+                try:
+                    if error is None:
+                        head.request.issued(head.issue())
+                        self._watch.steps += head.compares
+                except Exception as failed:
+                    error = failed
+                if error is not None:
+                    head.request.fail(error)
+
+    def callback_of(self, call: Call) -> Callable[[], None] | None:
+        """Return the call's callback; if it raises, the other ranks get an error in their next call."""
+        callback = call.options.get("callback")
         if callback is None:
             return None
 
-        def told() -> None:
+        def guarded() -> None:
             try:
                 callback()
             except Exception as error:
                 with self._driver.lock:
-                    self._engine.alarm(Job(AgreementCheck(method)), error)
+                    self._engine.alarm(Job(AgreementCheck(call.title)), error)
                 raise
 
-        return told
+        return guarded
 
-    def start(
-        self, method: str, form: Form | None, args: tuple[Any, ...], choice: Choice, told: Callable[[], None] | None
-    ) -> Request:
-        """Start a call of MPI's own; `told` is called when it is complete."""
-        meeting = self._meeting(method, form, choice)
-        if meeting is not None:
-            self._driver.submit(meeting)
-        self._watch.note(sum(_extent(form)))
-        if form is None or passes(form, args):
-            request, detour = getattr(self._plain, f"I{method.lower()}")(*args), None
-        else:
-            detour = Detour(method, form, args)
-            request = getattr(self._plain, f"I{method.lower()}")(*detour.args)
-        return PlainRequest(request, meeting, self._driver, (args, form), detour, self.check_dead, told)
+    # Comparing calls
 
-    def _meeting(self, method: str, form: Form | None, choice: Choice) -> Job | None:
-        """Return the call in which the ranks compare what they are about to do, unless they have done so before."""
-        nbytes, root = _extent(form)
-        codec = f", {choice.codec.spec}" if choice.codec else ""
-        said = f"{form.said if form else 'elements that only MPI knows'}{codec}, by MPI's own"
-        kind = (method, nbytes.bit_length(), form.some.buffer.dtype.name, root, form.op, codec) if form else (method,)
-        if self._plain.size == 1 or kind in self._agreed:
+    def _new_check(self, call: Call, plan: Plan) -> _Check | None:
+        """Return the comparison of a call, unless all ranks have compared one of its class."""
+        key = _class_of(call, plan)
+        if self._comm.size == 1 or key in self._agreed:
             return None
-        self._agreed.add(kind)
-        job = Job(AgreementCheck(method), said, everyone=True)
-        job.when_done = self._forget_if_wrong
-        return job
+        self._agreed.add(key)
+        return self._checked(key, call.title, plan.signature(call))
 
-    def _forget_if_wrong(self, meeting: Job) -> None:
-        """Ask again from now on: when ranks disagree, so do their memories of what they agreed on."""
-        if meeting.error is not None:
-            self._agreed.clear()
-            self.quick.clear()
+    def _checked(self, key: object, title: str, signature: str) -> _Check:
+        job = Job(AgreementCheck(title), signature, everyone=True)
+        check = self._checks[key] = _Check(job)
 
-    def _end_it(self, error: Exception) -> None:
-        """End a call of MPI's own that will never come back: revoke it where MPI can, else end the job, saying why."""
+        def on_done(job: Job) -> None:
+            check.done = True
+            self._checks.pop(key, None)
+            if job.error is not None:
+                # Ranks that disagree may also differ in what they remember: compare everything again.
+                self._agreed.clear()
+                self.fast_path.clear()
+            self._advance()
+
+        job.when_done = on_done
+        return check
+
+    def agree(self, topic: str, signature: str) -> None:
+        """Wait until all ranks have passed the same signature; raise if they do not."""
+        self._complete(Job(AgreementCheck(topic), signature, everyone=True))
+
+    def _complete(self, job: Job) -> None:
+        self._driver.submit(job, background=False)
+        Request(job, self._driver).Wait()
+
+    # Failures
+
+    def _on_mpi_hang(self, error: Exception) -> None:
+        """End a native call that will never return: revoke it where MPI can, else abort the job with the reason."""
         step = self._watch.steps
         with suppress(MPI.Exception, NotImplementedError):
-            for comm in (self._plain, *self._kin):
+            for comm in (self._comm, *self.derived_comms):
                 comm.Revoke()
-        time.sleep(REVOKED_SECONDS)
+        time.sleep(REVOKE_SECONDS)
         if self._watch.outside is not None and self._watch.steps == step:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(1)
 
     def check_dead(self, error: MPI.Exception) -> None:
-        """Raise our error instead of MPI's where a rank is dead, and let all ranks hear of it."""
-        if means_death(error, self._plain):
+        """Raise RankFailedError instead of MPI's error if a rank is dead, and notify all ranks."""
+        if means_death(error, self._comm):
             with self._driver.lock:
-                self._engine.give_up(lost(error, self._plain.rank, self._plain))
+                self._engine.give_up(lost(error, self._comm.rank, self._comm))
                 assert self._engine.broken is not None
                 raise self._engine.broken from error
 
-    def meet(self, method: str, said: str) -> None:
-        """Wait until all ranks have said the same of a call; raise if they do not."""
-        self._hold(Job(AgreementCheck(method), said, everyone=True))
 
-    def _hold(self, meeting: Job) -> None:
-        self._driver.submit(meeting, background=False)
-        Request(meeting, self._driver).Wait()
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self._railed:
-            self._hold(Job(AgreementCheck("Barrier"), everyone=True))  # in which all ranks hear of all
-            return
-        self._watch.note(0)
-        try:
-            self.call("Barrier", (), self._plain)
-        except MPI.Exception as error:
-            self.check_dead(error)
-            raise
+def _class_of(call: Call, plan: Plan) -> object:
+    """Return what calls have in common that need to be compared only once."""
+    if call.unsupported is not None:
+        return call.title
+    codec = plan.codec.spec if plan.codec else ""
+    return call.title, call.nbytes.bit_length(), call.blocks.buffer.dtype.name, call.root, call.op, codec
 
 
-def _extent(form: Form | None) -> tuple[int, int]:
-    """Return the bytes of a call, as far as all ranks know them, and its root."""
-    return (form.nbytes, form.root) if form else (0, 0)
+def _extent(call: Call) -> int:
+    """Return what a call adds to the rolling hash."""
+    return method_salt(call.title) + (0 if call.unsupported else call.nbytes + call.root)

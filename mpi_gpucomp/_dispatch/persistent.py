@@ -1,8 +1,8 @@
-"""Broadcasts of one buffer again and again, in which the root sends what has changed since the last time.
+"""Persistent broadcasts of one buffer with codec "delta": the root sends what has changed since the last one.
 
-Every rank keeps a copy of the last version and its number. Before each broadcast the ranks compare the numbers: if one
-of them has missed a version, all of it is sent. Both steps have names, so that the second can follow from the first
-wherever the caller is.
+Every rank keeps a copy of the last version and its number. Before each broadcast the ranks compare the numbers; if any
+of them has missed a version, the whole buffer is sent. Both steps are named collectives, so that the second can follow
+the first in any order among the caller's other calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp._call.calls import FORMS, Place
+from mpi_gpucomp._call.calls import parse_call
 from mpi_gpucomp.codec.delta import Delta
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.host import HostDevice
@@ -22,64 +22,64 @@ from mpi_gpucomp.request import PersistentRequest, Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp._dispatch.dispatcher import Caller
-    from mpi_gpucomp._dispatch.plan import CallOptions
+    from mpi_gpucomp._call.calls import CallOptions
+    from mpi_gpucomp._dispatch.dispatcher import Dispatcher
     from mpi_gpucomp.device import Buffer
 
 __all__ = ["DeltaRequest"]
 
 
 class DeltaRequest(PersistentRequest):
-    """A broadcast that can be started again and again, and remembers what it sent."""
+    """A persistent broadcast that remembers the last version."""
 
-    def __init__(self, caller: Caller, buf: Any, root: int, options: CallOptions, name: str) -> None:
-        """Let all ranks make one, of the same `name`; the first broadcast is a full one."""
+    def __init__(self, dispatcher: Dispatcher, buf: Any, root: int, options: CallOptions, name: str) -> None:
+        """Prepare it on all ranks, under the same `name`; the first broadcast is full."""
         super().__init__(self._begin)
-        self._caller, self._name = caller, options.get("name") or name
-        buffer = _read(caller, buf, root)
+        self._dispatcher, self._name = dispatcher, options.get("name") or name
+        buffer = _read_buffer(dispatcher, buf, root)
         device = get_device(buffer.device)
         self._buffer, self._base = buffer, device.alloc(buffer.nbytes)
         self._stream = device.stream(inline=True) if isinstance(device, HostDevice) else device.stream()
         self._codec = Delta(buffer, self._base)
         self._callback = options.get("callback")
-        common: CallOptions = {**options, "name": self._name, "callback": self._arrived}
+        common: CallOptions = {**options, "name": self._name, "callback": self._on_done}
         whole = "split" if buffer.dtype.kind == "f" else "none"
-        self._send_all = caller.prepare("Bcast", (buf, root), {**common, "codec": whole})
-        self._send_changes = caller.prepare("Bcast", (buf, root), {**common, "codec": self._codec})
+        self._send_full = dispatcher.prepare("Bcast", (buf, root), {**common, "codec": whole})
+        self._send_delta = dispatcher.prepare("Bcast", (buf, root), {**common, "codec": self._codec})
         self.version = 0
-        """The number of the version that this rank has; 0 for none."""
+        """The version that this rank holds; 0 for none."""
         self.full = True
-        """Whether the last broadcast was a full one."""
+        """True if the last broadcast was full."""
 
     def forget(self) -> None:
-        """Let the next broadcast be a full one, as for a rank that has missed a version."""
+        """Make the next broadcast a full one, as if this rank had missed a version."""
         self.version = 0
 
     def Free(self) -> None:
-        """Let go of the buffers, and of the last version, once what was started is complete."""
+        """Release the buffers and the last version, once the active broadcast has completed."""
         self.Wait()
         if self._start is not None:
-            self._caller.forget(self._codec)
+            self._dispatcher.runtime.forget_codec(self._codec)
             self._stream.close()
             self._base.release()
         super().Free()
 
     def _begin(self) -> Request:
-        """Compare the versions of all ranks, then send."""
+        """Compare the versions of all ranks, then broadcast."""
         least_and_most = np.array([self.version, -self.version])
         options: CallOptions = {"name": f"{self._name}, version", "codec": "none"}
-        chain = _Chain(lambda: self._follow(*least_and_most.tolist()))
-        options["callback"] = chain.go_on
-        chain.first = self._caller.begin("Allreduce", (MPI.IN_PLACE, least_and_most, MPI.MIN), options)
+        chain = _ChainedRequest(lambda: self._broadcast(*least_and_most.tolist()))
+        options["callback"] = chain.start_second
+        chain.first = self._dispatcher.start("Allreduce", (MPI.IN_PLACE, least_and_most, MPI.MIN), options)
         return chain
 
-    def _follow(self, least: int, negative_most: int) -> Request:
+    def _broadcast(self, least: int, negative_most: int) -> Request:
         self.full = least != -negative_most or least == 0
         self._next = 1 - negative_most
-        return self._send_all() if self.full else self._send_changes()
+        return self._send_full() if self.full else self._send_delta()
 
-    def _arrived(self) -> None:
-        """Keep the version, before the caller may change the buffer."""
+    def _on_done(self) -> None:
+        """Keep the version, before the caller may overwrite the buffer."""
         self._stream.copy(self._base.address, self._buffer.address, self._buffer.nbytes)
         self._stream.synchronize()
         self.version = self._next
@@ -87,41 +87,41 @@ class DeltaRequest(PersistentRequest):
             self._callback()
 
 
-class _Chain(Request):
-    """Two collectives, of which the second is started when the first is complete."""
+class _ChainedRequest(Request):
+    """Two collectives; the second starts when the first has completed."""
 
     first: Request
 
     def __init__(self, start: Callable[[], Request]) -> None:
         self._start, self._second = start, None  # type: tuple[Callable[[], Request], Request | None]
 
-    def go_on(self) -> None:
-        """Start the second one."""
+    def start_second(self) -> None:
+        """Start the second collective."""
         self._second = self._start()
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
-        """Wait until both are complete."""
+        """Wait until both have completed."""
         self.first.Wait()
         assert self._second is not None
         self._over = self._second.Wait(status)
         return self._over
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Say whether both are complete."""
+        """Return True if both have completed."""
         self._over = self._over or (self.first.Test() and self._second is not None and self._second.Test(status))
         return self._over
 
 
-def _read(caller: Caller, buf: Any, root: int) -> Buffer:
-    """Return the buffer that an argument of Bcast names."""
-    form = FORMS["Bcast"](Place("Bcast_init", caller.rank, caller.size), buf, root)
-    buffer = form.some.buffer if form else None
-    if buffer is None or not buffer.contiguous:
+def _read_buffer(dispatcher: Dispatcher, buf: Any, root: int) -> Buffer:
+    """Return the buffer of an argument of Bcast."""
+    runtime = dispatcher.runtime
+    call = parse_call("Bcast", (buf, root), {}, runtime.rank, runtime.size)
+    if call.unsupported is not None or not call.blocks.buffer.contiguous:
         raise BufferSpecError(
             "Bcast_init with codec delta",
-            expected="contiguous elements of a type that we have kernels for",
-            got="elements with gaps" if buffer else "a derived datatype, or elements that only MPI knows",
+            expected="contiguous elements of a basic type",
+            got=call.unsupported or "elements with gaps",
             remedy="Pass a contiguous copy, or another codec.",
-            rank=caller.rank,
+            rank=runtime.rank,
         )
-    return buffer
+    return call.blocks.buffer

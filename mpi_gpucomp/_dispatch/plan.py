@@ -1,72 +1,99 @@
-"""What a call may say besides mpi4py's arguments."""
+"""The plan of a call: how it will run, and why. The only decision record of the library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_gpucomp._tuning.tuner import Trial
+    from mpi_gpucomp._call.calls import Call
+    from mpi_gpucomp._tuning.tuner import Candidate, Race
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.transport.rails import Rails
 
-__all__ = ["CallOptions", "Calls", "Choice", "Settings"]
+__all__ = ["FOREVER", "Lifetime", "Plan", "Route", "Settings"]
+
+FOREVER = 1 << 62
+"""A lifetime without end."""
 
 
-class CallOptions(TypedDict, total=False):
-    """How one collective is carried out; all ranks say the same."""
+class Route(Enum):
+    """Who runs a call."""
 
-    codec: str | Codec | None
-    """A codec for this call."""
-    role: str | None
-    """What the data are, for the codec that the communicator has for that."""
-    algorithm: str | Algorithm | None
-    """One of `python -m mpi_gpucomp algorithms`, the path of an MSCCL XML file, or a schedule."""
-    chunk: int | None
-    """Bytes of a chunk."""
-    name: str | None
-    """By which ranks may start it in any order among others with names."""
-    priority: int
-    """Higher ones are served first on this rank."""
-    replicate: bool
-    """Of a broadcast: whether the root, too, ends with what a lossy codec makes of its elements."""
-    callback: Callable[[], None] | None
-    """Called, by the thread that notices, when it is complete."""
-    on_error: Callable[[BaseException], None] | None
-    """Called in its place, with what went wrong, if it is over and not complete; not by MPI's own."""
+    PASSTHROUGH = "native MPI"
+    ENGINE = "engine"
 
 
-class Calls:
-    """How many calls a choice still holds for; all ranks count the same ones."""
+class Lifetime:
+    """How many further calls a plan holds for; counted down by the calls that use it, alike on all ranks."""
 
-    __slots__ = ("left",)
+    __slots__ = ("ttl",)
 
-    def __init__(self, left: int) -> None:
-        """Begin to count down."""
-        self.left = left
+    def __init__(self, ttl: int = FOREVER) -> None:
+        """Hold for `ttl` calls."""
+        self.ttl = ttl
 
 
-class Choice(NamedTuple):
-    """What was chosen for a call."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a call will run; equal on all ranks."""
 
-    codec: Codec | None
-    algorithm: Algorithm | None
-    """None for MPI's own."""
-    piece: int = 0
-    """Elements of a chunk."""
-    on: MPI.Intracomm | None = None
-    """Where MPI's own is called, if not where it usually is."""
-    trial: Trial[Any] | None = None
-    """What wants to know how long the call has taken."""
-    lasting: Calls | None = None
-    """How many such calls go this way from now on, whatever is in them."""
+    route: Route
+    why: str
+    """The reason for this plan, in one sentence."""
+    codec: Codec | None = None
+    algorithm: Algorithm | None = None
+    """The schedule that the engine runs."""
+    chunk_bytes: int = 0
+    comm: MPI.Intracomm | None = None
+    """The communicator to pass the call through on; None for the default."""
+    wire: str = "mpi"
+    """What carries the engine's messages: "mpi", or "rails"."""
+    race: Race[Candidate] | None = None
+    """The exploration that this call is a sample of."""
+    lifetime: Lifetime | None = None
+    """How long calls with the same signature keep this plan, whatever their data."""
+
+    def chunk_elements(self, call: Call) -> int:
+        """Return the elements of a chunk."""
+        return max(1, self.chunk_bytes // call.blocks.buffer.dtype.itemsize)
+
+    def signature(self, call: Call) -> str:
+        """Describe the call and its plan: what all ranks must agree on."""
+        codec = f", codec {self.codec.spec}" if self.codec else ""
+        if self.algorithm is None:
+            return f"{call.signature}{codec}, native MPI"
+        return f"{call.signature}{codec}, algorithm {self.algorithm.name}, chunk {self.chunk_bytes}"
+
+    @property
+    def summary(self) -> str:
+        """Describe the plan on one line."""
+        if self.algorithm is None or self.codec is None:
+            return f"native MPI, {self.comm.Get_name() if self.comm is not None else 'default'}"
+        return f"{self.algorithm.name}, {self.codec.spec}, chunks of {self.chunk_bytes >> 10} KiB"
+
+    def __str__(self) -> str:
+        """Describe the plan on a few lines."""
+        if self.route is Route.PASSTHROUGH:
+            algorithm = f", algorithm {self.comm.Get_name()}" if self.comm is not None else ""
+            lines = [f"route: native MPI{algorithm}"]
+        else:
+            assert self.algorithm is not None and self.codec is not None
+            lines = [
+                f"route: engine over {self.wire}",
+                f"algorithm: {self.algorithm.name}",
+                f"codec: {self.codec.spec}",
+                f"chunk: {self.chunk_bytes} bytes",
+            ]
+        return "\n".join([*lines, f"why: {self.why}"])
 
 
 class Settings(NamedTuple):
-    """What a communicator was made with."""
+    """The arguments that a communicator was made with."""
 
     codec: str | Codec
     roles: dict[str, str | Codec]

@@ -1,130 +1,150 @@
-"""Chooses for a call: its codec, its schedule, the size of its chunks, or MPI's own."""
+"""The policy: an ordered list of rules from a `Call` to a `Plan`. The first rule that answers wins."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp._call.staging import can_do
-from mpi_gpucomp._dispatch.plan import Choice
-from mpi_gpucomp._tuning.measure import METHODS
+from mpi_gpucomp._call.staging import mpi_supports
+from mpi_gpucomp._dispatch.plan import Lifetime, Plan, Route
 from mpi_gpucomp._tuning.model import DEFAULT_CHUNK, default_algorithm
-from mpi_gpucomp._tuning.tuner import OWN
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.auto import Auto
 from mpi_gpucomp.errors import BufferSpecError, ScheduleError, SpecError
-from mpi_gpucomp.schedule import msccl_xml as xml
+from mpi_gpucomp.schedule import msccl_xml
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.schedule.cost import default_chunk_bytes
-from mpi_gpucomp.schedule.ir import Algorithm
+from mpi_gpucomp.schedule.ir import COLLECTIVES, Algorithm
 from mpi_gpucomp.schedule.library import ScheduleLibrary
 from mpi_gpucomp.schedule.verify import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpi_gpucomp._call.calls import Form
-    from mpi_gpucomp._dispatch.plan import CallOptions, Settings
+    from mpi_gpucomp._call.calls import Call
+    from mpi_gpucomp._dispatch.plan import Settings
     from mpi_gpucomp._dispatch.runtime import Nodes
-    from mpi_gpucomp._tuning.tuner import Decision, Tuner
+    from mpi_gpucomp._tuning.tuner import Tuner
     from mpi_gpucomp.codec import Codec
 
-__all__ = ["Chooser", "Planned"]
+__all__ = ["Policy"]
 
 
-class Chooser:
-    """The choices of one communicator; all ranks come to the same, from what all of them know."""
+class Policy:
+    """Plans the calls of one communicator, from what all ranks know, so that all make the same plan."""
 
-    def __init__(
-        self, rank: int, nodes: Nodes, settings: Settings, tuner: Tuner, meet: Callable[[str, str], None]
-    ) -> None:
-        """Choose for one rank of those on all nodes. `meet` lets all compare what they say of a method, or raises."""
-        self._rank, self._nodes, self._settings, self._tuner, self._meet = rank, nodes, settings, tuner, meet
+    def __init__(self, rank: int, nodes: Nodes, settings: Settings, tuner: Tuner) -> None:
+        """Plan for one rank of those on `nodes`."""
+        self._rank, self._nodes, self._settings, self._tuner = rank, nodes, settings, tuner
         self._size = sum(map(len, nodes))
         self._codecs = {role: get_codec(codec) for role, codec in {**settings.roles, "": settings.codec}.items()}
+        self._library = None if settings.plans is None else ScheduleLibrary(settings.plans, nodes)
+        self._wire = "rails" if settings.rails else "mpi"
+        self._rules = (self._native_only, self._explicit, self._from_library, self._small)
 
-    def choose(self, method: str, form: Form | None, options: CallOptions, *, blocking: bool) -> Choice:
-        """Choose; a call that may not wait for others takes what is known."""
-        name, wanted = options.get("name"), options.get("algorithm")
-        if form is None or form.collective == "scan":
-            self._check_mpi_can(method, form, options)
-            return Choice(None, None)
-        codec = self._codec(form, options)
-        free = name is None and wanted is None and not self._settings.rails
-        if free and self.is_small(form, codec):
-            return Choice(codec, None)
-        chunk, trial = options.get("chunk") or self._settings.chunk or self._usual_chunk(form, codec), None
-        if isinstance(codec, Auto):
-            codec = self._tuner.codec
-            if free and form.counts is not None and can_do(form):
-                decision = self._decide(method, form, blocking=blocking)
-                codec, wanted = decision.codec, decision.algorithm
-                # The model does not know what else a chunk costs that is encoded.
-                best = decision.chunk if codec.name == "none" else self._usual_chunk(form, codec)
-                chunk = options.get("chunk") or self._settings.chunk or best
-                if wanted is None:
-                    on, trial, lasting = decision.on, decision.trial, decision.lasting
-                    return Choice(self._tuner.codec, None, on=on, trial=trial, lasting=lasting)
-                trial = decision.trial
-        piece = max(1, chunk // form.some.buffer.dtype.itemsize)
-        return Choice(codec, self._algorithm(form, wanted), piece, trial=trial)
+    def plan(self, call: Call, *, explore: bool = True) -> Plan:
+        """Return the plan of the first rule that applies; without `explore`, the tuner races no candidates."""
+        for rule in self._rules:
+            plan = rule(call)
+            if plan is not None:
+                return plan
+        return self._by_codec(call, explore=explore)
 
-    def _decide(self, method: str, form: Form, *, blocking: bool) -> Decision:
-        """Let `auto` decide; the first time it measures, once all ranks have said that they want the same."""
-        if not self._tuner.knows(form.collective):
-            if not blocking:
-                return OWN
-            self._meet(method, f"{form.said}, auto")
-            self._tuner.measure(form.collective, form.some.buffer.device)
-        return self._tuner.decide(form, form.nbytes, blocking=blocking)
+    # Rules
 
-    def calibrate(self, methods: tuple[str, ...]) -> None:
-        """Measure what these methods need to be known for `auto`: all ranks do, together."""
-        for wanted in methods:
-            bare = _bare(wanted)
-            collective = next((name for name, (method, _) in METHODS.items() if _bare(method) == bare), None)
-            if collective is None:
-                raise SpecError(
-                    "calibrate",
-                    expected=f"some of {', '.join(method for method, _ in METHODS.values())}",
-                    got=repr(wanted),
-                    remedy="Name the methods that will be called.",
-                    rank=self._rank,
-                )
-            if not self._tuner.knows(collective):
-                self._meet("calibrate", collective)
-                self._tuner.measure(collective, "host")
-
-    def _check_mpi_can(self, method: str, form: Form | None, options: CallOptions) -> None:
-        """Raise where the caller asks for more than MPI can do."""
-        if form is not None and not can_do(form):
+    def _native_only(self, call: Call) -> Plan | None:
+        """Pass through what only the MPI library can run: derived datatypes, other operations, Scan and Exscan."""
+        if call.unsupported is None and call.collective != "scan":
+            return None
+        reason = call.unsupported or f"{call.method} has no schedule"
+        if call.unsupported is None and not mpi_supports(call):
             raise BufferSpecError(
-                method,
+                call.method,
                 expected="elements of a type that MPI has operations for",
-                got=str(form.some.buffer.dtype),
+                got=str(call.blocks.buffer.dtype),
                 remedy="Convert them to float32 first.",
                 rank=self._rank,
             )
-        asked = [key for key in ("name", "algorithm", "codec") if options.get(key) is not None]
+        asked = [key for key in ("name", "algorithm", "codec") if call.options.get(key) is not None]
         if asked:
             raise SpecError(
-                method,
-                expected=f"elements and an operation that can go with {', '.join(asked)}",
-                got="a collective, a derived datatype, an operation or elements that only MPI knows",
-                remedy=f"Leave {', '.join(asked)} out.",
+                call.method,
+                expected=f"a call that the engine can run, as {' and '.join(f'{key}=' for key in asked)} requires",
+                got=reason,
+                remedy=f"Pass an array of a basic type and one of SUM, PROD, MIN, MAX, or omit {', '.join(asked)}.",
                 rank=self._rank,
             )
+        return Plan(Route.PASSTHROUGH, f"only the MPI library supports this call: {reason}")
 
-    def _codec(self, form: Form, options: CallOptions) -> Codec:
-        """Return the codec of a call; the communicator's own stands back where it cannot hold the elements."""
-        dtype = form.some.buffer.dtype
-        explicit = options.get("codec")
+    def _explicit(self, call: Call) -> Plan | None:
+        """Run named calls, calls with an algorithm, and all calls on rails, which native MPI does not use."""
+        options = call.options
+        name, algorithm = options.get("name"), options.get("algorithm")
+        if name is None and algorithm is None and not self._settings.rails:
+            return None
+        why = "algorithm= was given" if algorithm is not None else "the call has a name" if name else "rails are in use"
+        if algorithm is None and (found := self._library_schedule(call)) is not None:
+            algorithm, why = found, f"{why}; the schedule library has a schedule for it"
+        return self._engine(call, self._codec(call), algorithm, why)
+
+    def _from_library(self, call: Call) -> Plan | None:
+        """Run a schedule of the schedule library, if it has one."""
+        found = self._library_schedule(call)
+        if found is None:
+            return None
+        return self._engine(call, self._codec(call), found, "the schedule library has a schedule for it")
+
+    def _small(self, call: Call) -> Plan | None:
+        """Pass through messages so small that native MPI is at least as fast."""
+        codec = self._codec(call)
+        if not mpi_supports(call):
+            return None
+        if call.counts is None:
+            # Open MPI 5 returns wrong results from MPI_Ialltoallv in place where some counts are 0.
+            broken = call.collective == "alltoall" and call.in_place
+            if codec.name not in ("none", "auto") or broken:
+                return None
+            why = "the ranks do not know each other's counts"
+            return Plan(Route.PASSTHROUGH, why, codec, lifetime=Lifetime())
+        limit = self._passthrough_limit(call, codec)
+        if call.nbytes > limit:
+            return None
+        why = f"{call.nbytes} bytes, at most {limit} are passed through"
+        return Plan(Route.PASSTHROUGH, why, codec, lifetime=Lifetime())
+
+    def _by_codec(self, call: Call, *, explore: bool) -> Plan:
+        """Run a schedule with the codec that was asked for, or follow the tuner's plan for `auto`."""
+        codec = self._codec(call)
+        if not isinstance(codec, Auto) or call.counts is None or not mpi_supports(call):
+            return self._engine(call, codec, None, f"codec {codec.spec}, and the message is not small")
+        plan = self._tuner.plan(call, explore=explore)
+        chunk = call.options.get("chunk") or self._settings.chunk
+        return replace(plan, chunk_bytes=chunk) if chunk and plan.route is Route.ENGINE else plan
+
+    # What rules share
+
+    def _passthrough_limit(self, call: Call, codec: Codec) -> int:
+        limit, chunk = self._settings.passthrough_bytes, self._settings.chunk or DEFAULT_CHUNK
+        if codec.name == "auto" and self._tuner.is_calibrated(call.collective):
+            return limit
+        # Without a codec that was asked for, a single chunk gains nothing from a schedule.
+        return max(limit, chunk) if limit and codec.name in ("none", "auto") else limit
+
+    def _engine(self, call: Call, codec: Codec, algorithm: str | Algorithm | None, why: str) -> Plan:
+        if isinstance(codec, Auto):
+            codec = self._tuner.codec
+        chunk = call.options.get("chunk") or self._settings.chunk or self._default_chunk(call, codec)
+        return Plan(Route.ENGINE, why, codec, self._schedule(call, algorithm), chunk, wire=self._wire)
+
+    def _codec(self, call: Call) -> Codec:
+        """Return the codec of a call; the communicator's falls back to none for types that it does not support."""
+        dtype = call.blocks.buffer.dtype
+        explicit = call.options.get("codec")
         if explicit is not None:
             codec = get_codec(explicit)
             codec.check_dtype(dtype)
             return codec
-        role = options.get("role") or ""
+        role = call.options.get("role") or ""
         if role not in self._codecs:
             known = ", ".join(sorted(filter(None, self._codecs)))
             raise SpecError(
@@ -137,52 +157,46 @@ class Chooser:
         codec = self._codecs[role]
         return codec if dtype.name in codec.dtypes else get_codec("none")
 
-    def is_small(self, form: Form, codec: Codec | None) -> bool:
-        """Say whether MPI's own is at least as fast, from what all ranks know."""
-        if codec is None or not can_do(form):
-            return False
-        if form.counts is None:
-            # Open MPI 5 gives wrong results in MPI_Ialltoallv in place where some counts are 0.
-            wrong = form.collective == "alltoall" and form.in_place
-            return codec.name in ("none", "auto") and not wrong
-        small, chunk = self._settings.passthrough_bytes, self._settings.chunk or DEFAULT_CHUNK
-        if codec.name == "auto" and self._tuner.knows(form.collective):
-            return form.nbytes <= small
-        # Without a codec that somebody asked for, a single chunk gains nothing from a schedule.
-        return form.nbytes <= (max(small, chunk) if small and codec.name in ("none", "auto") else small)
+    def _default_chunk(self, call: Call, codec: Codec) -> int:
+        """Return the default chunk size.
 
-    def _usual_chunk(self, form: Form, codec: Codec) -> int:
-        """Return the bytes of a chunk where nobody has said how long it should be.
-
-        Shorter chunks are through a chain sooner, and each takes the processor some time however short it is: far more
-        with a codec than without.
+        Smaller chunks fill a chain sooner, but each has a fixed cost, which is far higher with a codec.
         """
-        if form.counts is None:
+        if call.counts is None:
             return DEFAULT_CHUNK
-        shared = len(self._nodes) == 1
-        return default_chunk_bytes(form.nbytes, coded=codec.name != "none", shared=shared)
+        return default_chunk_bytes(call.nbytes, coded=codec.name != "none", shared=len(self._nodes) == 1)
 
-    def _algorithm(self, form: Form, wanted: str | Algorithm | None) -> Algorithm:
-        """Return the schedule for a call: by its name, from a file, or as given."""
+    def _library_schedule(self, call: Call) -> Algorithm | None:
+        # Of rooted reductions, gathers and scatters only the root knows whether it works in place: the ranks might find
+        # different schedules.
+        known = COLLECTIVES[call.collective]
+        if self._library is None or call.counts is None or (known.rooted and call.collective != "broadcast"):
+            return None
+        if call.nbytes <= self._settings.passthrough_bytes:
+            return None
+        return self._library.find(call.collective, self._size, call.nbytes, call.root, in_place=call.in_place)
+
+    def _schedule(self, call: Call, wanted: str | Algorithm | None) -> Algorithm:
+        """Return the schedule of a call: the default, by name, from a file, or as given."""
         if wanted is None:
-            # Where not all ranks know how long the blocks of others are, they could not agree on more.
-            known = form.counts is not None
-            wanted = default_algorithm(form.collective, form.nbytes if known else 0, self._nodes)
+            # Where the ranks do not know each other's counts they could not agree on a choice by size.
+            wanted = default_algorithm(call.collective, call.nbytes, self._nodes)
         if isinstance(wanted, str) and not wanted.endswith(".xml"):
-            return build(form.collective, wanted, self._size, form.root, self._nodes, form.in_place)
-        given = checked(wanted) if isinstance(wanted, Algorithm) else _from_file(wanted)
-        self._check_fits(given, form)
-        return given
+            return build(call.collective, wanted, self._size, call.root, self._nodes, call.in_place)
+        schedule = checked(wanted) if isinstance(wanted, Algorithm) else _schedule_file(wanted)
+        self._check_fits(schedule, call)
+        return schedule
 
-    def _check_fits(self, given: Algorithm, form: Form) -> None:
-        # The root alone says that it works in place; to the others a schedule is the same either way.
-        elsewhere = form.root != self._rank and form.collective in ("reduce", "gather", "scatter")
-        wanted = form.collective, self._size, given.in_place if elsewhere else form.in_place, form.root
-        got = given.collective, given.ranks, given.in_place, given.spec.root
+    def _check_fits(self, schedule: Algorithm, call: Call) -> None:
+        # In these only the root passes IN_PLACE; to the other ranks a schedule is the same either way.
+        elsewhere = call.root != self._rank and call.collective in ("reduce", "gather", "scatter")
+        in_place = schedule.in_place if elsewhere else call.in_place
+        wanted = call.collective, self._size, in_place, call.root
+        got = schedule.collective, schedule.ranks, schedule.in_place, schedule.spec.root
         if wanted != got:
             kind = "{} on {} ranks, in place: {}, root {}"
             raise ScheduleError(
-                f"algorithm {given.name}",
+                f"algorithm {schedule.name}",
                 expected=kind.format(*wanted),
                 got=kind.format(*got),
                 remedy="Load a schedule that was made for this call.",
@@ -190,37 +204,7 @@ class Chooser:
             )
 
 
-def _bare(method: str) -> str:
-    """Return what the variants of a method have in common: one is measured for all."""
-    return method.lower().removeprefix("i").removesuffix("v").removesuffix("_block")
-
-
 @lru_cache(maxsize=64)
-def _from_file(path: str) -> Algorithm:
-    """Read and check a schedule once."""
-    return checked(xml.read(Path(path)))
-
-
-# Finds the schedule for a call in a directory of plans, where a communicator has one.
-
-COLLECTIVES = ("broadcast", "allreduce", "allgather", "reduce_scatter", "alltoall")
-"""In the others the root alone knows whether it works in place, so ranks might find different plans."""
-
-
-class Planned:
-    """The plans of one communicator: all ranks look in the same directory, and find the same."""
-
-    def __init__(self, ranks: int, nodes: Nodes, settings: Settings) -> None:
-        """Look for plans of ranks that lie on nodes as these do, if there are any."""
-        self._small, self._ranks = settings.passthrough_bytes, ranks
-        self._plans = None if settings.plans is None else ScheduleLibrary(settings.plans, nodes)
-
-    def options(self, form: Form | None, options: CallOptions) -> CallOptions:
-        """Return the options of a call with the plan that fits; as they are where none does or one was named."""
-        if self._plans is None or form is None or form.counts is None or options.get("algorithm") is not None:
-            return options
-        nbytes = sum(form.counts) * form.some.buffer.dtype.itemsize
-        if form.collective not in COLLECTIVES or nbytes <= self._small:
-            return options
-        plan = self._plans.find(form.collective, self._ranks, nbytes, form.root, in_place=form.in_place)
-        return options if plan is None else {**options, "algorithm": plan}
+def _schedule_file(path: str) -> Algorithm:
+    """Read and check a schedule file once."""
+    return checked(msccl_xml.read(Path(path)))

@@ -1,56 +1,56 @@
-"""Collectives with names: registered, run by name, and listed when they are complete."""
+"""Named collectives: registered, run by name, and listed when they have completed (DFCCL's interface)."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp._call.calls import FORMS
+from mpi_gpucomp._call.calls import PARSERS
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp._dispatch.plan import CallOptions
+    from mpi_gpucomp._call.calls import CallOptions
     from mpi_gpucomp.engine.scheduling import Job
 
-__all__ = ["Names", "Registered"]
+__all__ = ["NameRegistry", "NamedCollective"]
 
-MOST_COMPLETED = 1 << 16
-"""Names that are kept for somebody to ask what was completed; nobody may ever do so."""
+MAX_COMPLETED = 1 << 16
+"""Completed names that are kept for `completed()`, which may never be called."""
 
 
-class Registered(NamedTuple):
-    """A collective with a name: mpi4py's method, and options."""
+class NamedCollective(NamedTuple):
+    """mpi4py's method and the options of a named collective."""
 
     method: str
     options: CallOptions
 
 
-class Names:
-    """The names of one communicator."""
+class NameRegistry:
+    """The named collectives of one communicator."""
 
     def __init__(self, rank: int) -> None:
-        """Start with none, on this rank."""
+        """Start empty, on this rank."""
         self._rank = rank
-        self._registered: dict[str, Registered] = {}
-        self._completed: deque[str] = deque(maxlen=MOST_COMPLETED)
+        self._registered: dict[str, NamedCollective] = {}
+        self._completed: deque[str] = deque(maxlen=MAX_COMPLETED)
 
     def register(self, name: str, collective: str, options: CallOptions) -> None:
-        """Keep the options of a named collective."""
-        method = next((known for known in FORMS if known.lower() == collective.lower()), None)
+        """Register a name for a collective and its options."""
+        method = next((known for known in PARSERS if known.lower() == collective.lower()), None)
         if method is None or name in self._registered:
             raise SpecError(
                 f"register {name!r}",
-                expected=f"one of {', '.join(map(str.lower, FORMS))}, and a name that is not taken",
-                got=f"{collective!r}" if method is None else "a name that stands for a collective already",
+                expected=f"one of {', '.join(map(str.lower, PARSERS))}, and a new name",
+                got=f"{collective!r}" if method is None else "a name that is registered already",
                 remedy="Choose another name, or mpi4py's name of the collective.",
                 rank=self._rank,
             )
-        self._registered[name] = Registered(method, options)
+        self._registered[name] = NamedCollective(method, options)
 
-    def find(self, name: str) -> Registered:
-        """Return what was registered under a name."""
+    def find(self, name: str) -> NamedCollective:
+        """Return the collective registered under a name."""
         known = self._registered.get(name)
         if known is None:
             raise SpecError(
@@ -63,19 +63,19 @@ class Names:
         return known
 
     def completed(self) -> list[str]:
-        """Return the names of what was completed since the last time, in that order."""
+        """Return the names completed since the last call, in order."""
         return [self._completed.popleft() for _ in range(len(self._completed))]
 
-    def told(self, name: str, options: CallOptions) -> Callable[[Job], None] | None:
-        """Return what is to be called when a job is over: it keeps the name, and calls back."""
-        callback, failed = options.get("callback"), options.get("on_error")
+    def completion_callback(self, name: str, options: CallOptions) -> Callable[[Job], None] | None:
+        """Return what a job calls when it has ended: it records the name, and calls the user's callbacks."""
+        callback, on_error = options.get("callback"), options.get("on_error")
 
-        def told(job: Job) -> None:
+        def on_done(job: Job) -> None:
             if name:
                 self._completed.append(name)
-            if job.error is not None and failed is not None:
-                failed(job.error)
+            if job.error is not None and on_error is not None:
+                on_error(job.error)
             elif callback is not None and job.error is None:
                 callback()
 
-        return told if name or callback or failed else None
+        return on_done if name or callback or on_error else None

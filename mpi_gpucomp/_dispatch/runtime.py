@@ -1,7 +1,9 @@
-"""Whether long messages between nodes may be cut into pieces, and how long those are."""
+"""The runtime of a communicator: what its calls run on, and the execution of plans."""
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from time import perf_counter_ns
@@ -11,23 +13,53 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import config
+from mpi_gpucomp._call.staging import PackedBuffers, device_of, mpi4py_accepts
+from mpi_gpucomp._dispatch.atexit import OPEN
+from mpi_gpucomp._dispatch.passthrough import Passthrough
+from mpi_gpucomp._dispatch.plan import Route
+from mpi_gpucomp._dispatch.registry import NameRegistry
+from mpi_gpucomp.device import order_after
+from mpi_gpucomp.engine.agreement import AgreementCheck
+from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
+from mpi_gpucomp.engine.engine import Engine
+from mpi_gpucomp.engine.layout import Layout
+from mpi_gpucomp.engine.progress import ProgressDriver
+from mpi_gpucomp.engine.scheduling import Job
+from mpi_gpucomp.engine.task import Task
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.monitor import settings
+from mpi_gpucomp.monitor import settings as monitor_settings
 from mpi_gpucomp.monitor.detector import attach, ignore_messages
+from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.monitor.process_monitor import process_monitor
+from mpi_gpucomp.request import Request
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
+from mpi_gpucomp.transport.mpi import MpiTransport
+from mpi_gpucomp.transport.rails import Rails
+from mpi_gpucomp.transport.rails.transport import RailsTransport
 from mpi_gpucomp.transport.segmented import SEGMENT_BYTES, Segmentation
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.engine.engine import Engine
+    from mpi_gpucomp._call.calls import Call
+    from mpi_gpucomp._dispatch.plan import Lifetime, Plan, Settings
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.device import Device
     from mpi_gpucomp.monitor.detector import AnomalyDetector
 
-__all__ = ["Nodes", "agreed_cut", "attach_monitor", "nodes_of", "offset_to_first", "processor", "world_ranks"]
+__all__ = [
+    "Nodes",
+    "Runtime",
+    "agree_segment_bytes",
+    "attach_monitor",
+    "nodes_of",
+    "offset_to_first",
+    "processor_name",
+    "world_ranks",
+]
 
 
-def agreed_cut(comm: MPI.Intracomm) -> Segmentation | None:
-    """Let all ranks agree on the shortest piece that one of them has set; None: messages stay whole."""
-    # From a GPU's memory MPI would copy each piece by itself, and wait for that.
+def agree_segment_bytes(comm: MPI.Intracomm) -> Segmentation | None:
+    """Return the smallest segment size that any rank has set, or None for unsegmented messages: collective."""
+    # From GPU memory a CUDA-aware MPI would copy each segment separately, and wait for that.
     setting, got = config.SEGMENT_BYTES, ""
     try:
         wanted = setting.get()
@@ -35,27 +67,155 @@ def agreed_cut(comm: MPI.Intracomm) -> Segmentation | None:
         wanted, got = -1, error.got
     if wanted is None:
         wanted = 0 if cuda_aware().aware else SEGMENT_BYTES
-    pieces = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([wanted], np.int64), pieces)
-    if pieces.min() < 0:
-        raise setting.error(got or f"an invalid value on rank {pieces.argmin()}", rank=comm.rank)
-    return Segmentation(int(pieces.min())) if pieces.min() else None
+    sizes = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([wanted], np.int64), sizes)
+    if sizes.min() < 0:
+        raise setting.error(got or f"an invalid value on rank {sizes.argmin()}", rank=comm.rank)
+    return Segmentation(int(sizes.min())) if sizes.min() else None
 
-
-# How the ranks of a communicator lie on nodes.
 
 Nodes = tuple[tuple[int, ...], ...]
 
 
-def processor() -> str:
+class Runtime:
+    """Everything that the calls of one communicator run on, and how plans are executed on it."""
+
+    def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
+        """Use a communicator that nobody else uses: collective."""
+        self.comm, self._settings = comm, settings
+        self.rank, self.size = comm.rank, comm.size
+        self.nodes = nodes_of(comm)
+        self.transport = _make_transport(comm, self.nodes, settings)
+        self.engine = Engine(self.transport, settings.slots, settings.timeout)
+        self.monitor = attach_monitor(self.engine, comm, settings.monitor)
+        self.driver = ProgressDriver(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+        self.native = Passthrough(
+            comm, self.engine, self.driver, self.transport.derived_comms, on_rails=bool(settings.rails)
+        )
+        self.names = NameRegistry(comm.rank)
+        self._coders: dict[tuple[str | int, str, bool], Coder] = {}
+        weakref.finalize(self, self.driver.close).atexit = False
+        OPEN.add(self)
+
+    def stop(self) -> None:
+        """Stop the progress thread and the coders' streams."""
+        OPEN.discard(self)
+        self.driver.close()
+        self.engine.observer.close()
+        for coder in self._coders.values():
+            with suppress(Exception):  # raised before, where it was waited for
+                coder.close()
+
+    def close(self, *, broken: bool) -> None:
+        """Close the transport: collective, unless the communicator is `broken`."""
+        if broken or self.engine.broken is not None:
+            self.transport.abandon()
+        else:
+            self.transport.close()
+
+    def execute(self, plan: Plan, call: Call) -> tuple[MPI.Intracomm, Lifetime] | None:
+        """Run a blocking call.
+
+        If later calls with the same signature may bypass dispatch, return the communicator to use and for how long.
+        """
+        if plan.route is Route.ENGINE:
+            Request(self._submit(plan, call, background=False), self.driver, call).Wait()
+            return None
+        comm = self.native.run(call, plan)
+        if (callback := self.native.callback_of(call)) is not None:
+            callback()
+        if plan.lifetime is None or not self.driver.background or not mpi4py_accepts(call):
+            return None
+        return comm, plan.lifetime
+
+    def start(self, plan: Plan, call: Call) -> Request:
+        """Start a non-blocking call."""
+        if plan.route is Route.ENGINE:
+            return Request(self._submit(plan, call, background=True), self.driver, call)
+        return self.native.start(call, plan)
+
+    def agree(self, topic: str, signature: str) -> None:
+        """Wait until all ranks have passed the same signature; raise if they do not."""
+        self.native.agree(topic, signature)
+
+    def report(self, title: str, name: str, error: Exception) -> None:
+        """Report a call that this rank could not make to the ranks that join it."""
+        self.driver.submit(Job(AgreementCheck(title), f"{title}: {type(error).__name__}: {error}", name=name))
+
+    def _submit(self, plan: Plan, call: Call, *, background: bool) -> Job:
+        """Hand a collective to the engine."""
+        codec, algorithm = plan.codec, plan.algorithm
+        assert codec is not None and algorithm is not None
+        device = device_of(call.sent, call.received)
+        packed = PackedBuffers(device, raw=codec.name == "none")
+        sent = packed.device_view(call.sent, writable=False)
+        received = packed.device_view(call.received, writable=True)
+        if call.deferred_output and received is not None:
+            received = packed.deferred_output(received)
+        chunk = plan.chunk_elements(call)
+        if call.counts is not None:
+            chunk = min(chunk, max(1, -(-max(call.counts, default=0) // algorithm.chunks)))
+        dtype = call.blocks.buffer.dtype
+        coder = self._coder(codec, device, chunk * dtype.itemsize < INLINE_BYTES)
+        for blocks in (call.sent, call.received):
+            if blocks and blocks.buffer.device == device.name:
+                order_after(blocks.buffer, coder.stream)
+        name = call.options.get("name") or ""
+        with self.driver.lock:
+            task = Task(
+                algorithm,
+                Layout(algorithm.spec, sent, received, chunk),
+                dtype,
+                coder,
+                self.transport,
+                self.engine.free_tag(),
+                name=call.collective,
+                op=call.op,
+                same_everywhere=call.collective in ("allreduce", "allgather"),
+                root_too=call.collective == "broadcast" and call.options.get("replicate", False),
+                plain=codec.name == "none",
+                before=packed.pack if packed.needed else None,
+                after=packed.unpack if packed.needed else None,
+            )
+            priority = call.options.get("priority", 0)
+            job = Job(task, plan.signature(call), name=name, priority=priority, everyone=call.counts is None)
+            job.when_done = self.names.completion_callback(name, call.options)
+        self.driver.submit(job, background=background)
+        return job
+
+    def _coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
+        """Return the coder, with its stream, that all collectives of this kind share."""
+        key = (codec.spec if codec.shared else id(codec)), device.name, inline
+        if key not in self._coders:
+            reaches = not self._settings.rails and cuda_aware().aware
+            self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=reaches, annotate=gpu_range)
+        return self._coders[key]
+
+    def forget_codec(self, codec: Codec) -> None:
+        """Close the coders of a codec that is no longer in use."""
+        for key in [key for key in self._coders if key[0] == id(codec)]:
+            with suppress(Exception):  # raised before, where it was waited for
+                self._coders.pop(key).close()
+
+
+def _make_transport(comm: MPI.Intracomm, nodes: Nodes, settings: Settings) -> MpiTransport | RailsTransport:
+    """Make the transport of all ranks: collective. Messages between nodes are segmented where that pays."""
+    if isinstance(settings.rails, Rails):
+        return RailsTransport(comm, settings.rails)
+    local = next(node for node in nodes if comm.rank in node)
+    segmentation = agree_segment_bytes(comm) if len(nodes) > 1 else None
+    return MpiTransport(comm, segmentation, frozenset(range(comm.size)) - frozenset(local))
+
+
+def processor_name() -> str:
     """Return the name of the machine that this rank runs on."""
     return MPI.Get_processor_name()
 
 
 def nodes_of(comm: MPI.Intracomm) -> Nodes:
-    """Let all ranks find out which of them share a machine: the ranks of each, in the order of the first."""
-    # Eight bytes of each rank instead of its name: one short message, whatever the names are like.
-    own = np.frombuffer(blake2b(processor().encode(), digest_size=8).digest(), np.int64)
+    """Return the ranks of each node, in the order of their first rank: collective."""
+    # A hash of fixed size instead of the name: one short message, whatever the names are.
+    own = np.frombuffer(blake2b(processor_name().encode(), digest_size=8).digest(), np.int64)
     marks = np.empty(comm.size, np.int64)
     comm.Allgather(own, marks)
     found: dict[int, list[int]] = {}
@@ -76,7 +236,7 @@ def attach_monitor(engine: Engine, comm: MPI.Intracomm, wanted: bool | None) -> 
     """Let the process's monitor observe an engine, if it is enabled; all ranks call it, whatever each of them wants."""
     if not _clocks and comm.size == MPI.COMM_WORLD.size:
         _clocks.append(offset_to_first(comm))
-    chosen = settings.read()
+    chosen = monitor_settings.read()
     if not (chosen.on if wanted is None else wanted):
         ignore_messages(engine)
         return None

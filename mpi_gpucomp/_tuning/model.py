@@ -1,17 +1,17 @@
-"""Chooses for a message: MPI's own collective, or the engine with which algorithm and chunk size, encoded or not.
+"""The cost model: how long a message takes through the engine or native MPI, and which is faster.
 
-All ranks must come to the same choice, so everything here is made of numbers that the ranks have agreed on. MPI's own
-time is interpolated between sizes that were measured. The engine's is that of a pipeline: a message in L loops takes
+All ranks must come to the same result, so everything here is computed from numbers that they have agreed on. The time
+of native MPI is interpolated between measured sizes. The engine is modelled as a pipeline: a message in L loops takes
 
     (L * busy + fill) * hop + encode + decode
 
 where `busy` counts the chunks that the busiest rank sends (or receives) in a loop, `fill` the further hops until the
-first loop is through, and a hop is the time of a chunk's slowest stage: latency + wire / ratio, or coding. For a chain
-this is (M / C + n - 2) (a + C / B), as it should be. Where chunks are reduced, a rank can send no sum before it has
-decoded what the sum is made of, so the times of the stages are added. Two measured runs of the engine correct this
-model: one of a single short chunk, for what each hop takes besides, and a longer one for all the rest.
+first loop has completed, and a hop is the slowest stage of a chunk: latency + wire / ratio, or the codec. For a chain
+this is (M / C + n - 2) (a + C / B), the textbook formula. A reduction cannot send before it has decoded its operands,
+so there the stages add up. Two measured runs of the engine correct the model: one of a single short chunk, for the
+overhead of a hop, and a longer one for everything else.
 
-Where several ranks lie on each of several nodes the place of the formula is taken by the simulation (`placed`).
+With several ranks on each of several nodes the discrete-event simulation takes the place of the formula (`NodeLayout`).
 """
 
 from __future__ import annotations
@@ -34,42 +34,40 @@ if TYPE_CHECKING:
 __all__ = [
     "ASSUMED_BETWEEN",
     "ASSUMED_WITHIN",
-    "CHUNKS",
+    "CHUNK_SIZES",
     "DEFAULT_CHUNK",
-    "MOST_RANKS",
-    "Choice",
+    "MAX_RANKS",
     "CodecCost",
-    "Figures",
+    "Estimate",
     "LinkCost",
+    "Measurements",
     "NodeLayout",
-    "calibrated",
+    "best",
+    "best_engine",
     "default_algorithm",
-    "own_seconds",
-    "quickest",
-    "select",
+    "fit",
+    "native_seconds",
 ]
 
-
-# What algorithms take where several ranks lie on each of several nodes, by the simulation that tools use too.
-#
-# There a formula with one kind of link says nothing about an algorithm of two levels. To simulate takes
-# milliseconds, so
-# it is done once for each power of two of bytes, on messages that are not too long, and what it says is kept.
 
 Nodes = tuple[tuple[int, ...], ...]
 
 ASSUMED_WITHIN, ASSUMED_BETWEEN = LinkCost(5e-6, 2e-10), LinkCost(5e-5, 8e-9)
-"""Links inside and between nodes where nothing was measured: memory, and 1 Gbit/s."""
-MOST_BYTES = 1 << 26
-"""Longer messages take longer in proportion."""
-MOST_RANKS = 16
-"""Beyond so many ranks only the first algorithm is looked at: to build, check and follow all would take too long."""
-CLEARLY = 0.9
-"""What share of the time of the usual algorithm another one may take, to be taken without having been measured."""
+"""Links inside and between nodes before anything is measured: memory, and 1 Gbit/s."""
+MAX_SIMULATED_BYTES = 1 << 26
+"""Longer messages are extrapolated in proportion."""
+MAX_RANKS = 16
+"""With more ranks only the default algorithm is considered: building and checking all would take too long."""
+CLEARLY_FASTER = 0.9
+"""An unmeasured algorithm is preferred below this share of the default algorithm's time."""
 
 
 class NodeLayout(NamedTuple):
-    """Ranks on nodes, and what links inside and between nodes cost; all that leaves a node shares its card."""
+    """The ranks of each node, and the cost of links inside and between nodes; the ranks of a node share its NIC.
+
+    A formula with one kind of link cannot rank algorithms of two levels, so these are simulated. A simulation takes
+    milliseconds; its results are cached per power of two of the message size.
+    """
 
     nodes: Nodes
     within: LinkCost = ASSUMED_WITHIN
@@ -77,8 +75,8 @@ class NodeLayout(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether there are several nodes, some with several ranks, and few enough ranks to look at."""
-        return 1 < len(self.nodes) < sum(map(len, self.nodes)) <= MOST_RANKS
+        """Return True for several nodes, some with several ranks, and few enough ranks to simulate."""
+        return 1 < len(self.nodes) < sum(map(len, self.nodes)) <= MAX_RANKS
 
     def seconds(
         self,
@@ -86,119 +84,118 @@ class NodeLayout(NamedTuple):
         name: str,
         nbytes: int,
         chunk: int,
-        plain: CodecCost,
+        raw: CodecCost,
         coding: CodecCost | None,
         hop: float,
     ) -> float:
-        """Return what an algorithm takes for about so many bytes, where `hop` seconds go into every chunk besides."""
-        rounded = min(MOST_BYTES, 1 << max(0, nbytes - 1).bit_length())
-        return _simulated(self, collective, name, rounded, chunk, plain, coding, hop) * nbytes / rounded
+        """Return the time of an algorithm for a message of `nbytes`, with an overhead of `hop` seconds per chunk."""
+        rounded = min(MAX_SIMULATED_BYTES, 1 << max(0, nbytes - 1).bit_length())
+        return _simulated(self, collective, name, rounded, chunk, raw, coding, hop) * nbytes / rounded
 
 
 @lru_cache(maxsize=64)
-def _topology(placed: NodeLayout, plain: CodecCost, per_chunk: float) -> Topology:
+def _topology(layout: NodeLayout, raw: CodecCost, per_chunk: float) -> Topology:
     ports = tuple(
-        Port(f"node {number}, {way}", frozenset(node), way, placed.between.per_byte, "between")
-        for number, node in enumerate(placed.nodes)
-        for way in DIRECTIONS
+        Port(f"node {number}, {direction}", frozenset(node), direction, layout.between.per_byte, "between")
+        for number, node in enumerate(layout.nodes)
+        for direction in DIRECTIONS
     )
     return Topology(
         "ranks on nodes",
-        placed.nodes,
-        {"within": placed.within, "between": placed.between},
+        layout.nodes,
+        {"within": layout.within, "between": layout.between},
         "within",
         "between",
         ports=ports,
-        codecs={"none": plain},
+        codecs={"none": raw},
         per_chunk=per_chunk,
     )
 
 
 @lru_cache(maxsize=4096)
 def _simulated(
-    placed: NodeLayout,
+    layout: NodeLayout,
     collective: str,
     name: str,
     nbytes: int,
     chunk: int,
-    plain: CodecCost,
+    raw: CodecCost,
     coding: CodecCost | None,
     per_chunk: float,
 ) -> float:
-    topology = _topology(placed, plain, per_chunk)
-    algorithm = build(collective, name, topology.ranks, 0, placed.nodes)
+    topology = _topology(layout, raw, per_chunk)
+    algorithm = build(collective, name, topology.ranks, 0, layout.nodes)
     return simulate(algorithm, topology, nbytes, chunk, coding).seconds
 
 
 def default_algorithm(collective: str, nbytes: int, nodes: Nodes) -> str:
-    """Name the algorithm for ranks on nodes where nothing was measured: the first of the table, or one of two levels.
+    """Return the algorithm to use before anything is measured: the first of the table, or one of two levels.
 
-    Links inside nodes are taken to be far quicker than those between them.
+    Links inside nodes are assumed to be far faster than those between them.
     """
     first, *others = algorithms(collective)
     two_level = [row.name for row in others if row.two_level]
-    placed = NodeLayout(nodes)
-    if not two_level or not placed.matters or not nbytes:
+    layout = NodeLayout(nodes)
+    if not two_level or not layout.matters or not nbytes:
         return first.name
     chunk = default_chunk_bytes(nbytes, coded=False)
     times = {
-        name: placed.seconds(collective, name, nbytes, chunk, CodecCost(), None, 0.0)
+        name: layout.seconds(collective, name, nbytes, chunk, CodecCost(), None, 0.0)
         for name in (first.name, *two_level)
     }
     best = min(times, key=times.__getitem__)
-    return best if times[best] <= CLEARLY * times[first.name] else first.name
+    return best if times[best] <= CLEARLY_FASTER * times[first.name] else first.name
 
 
-CHUNKS = tuple(1 << power for power in range(17, 23))
-"""The chunk sizes to choose from: 128 KiB to 4 MiB."""
+CHUNK_SIZES = tuple(1 << power for power in range(17, 23))
+"""Candidate chunk sizes: 128 KiB to 4 MiB."""
 DEFAULT_CHUNK = 1 << 20
 MARGIN = 1.05
-"""How many times faster than MPI's own the engine must promise to be."""
+"""How many times faster than native MPI the engine must be predicted to be."""
 CODED_MARGIN = 1.25
 CODED_CHAIN_MARGIN = 1.1
-"""The same where chunks are encoded: the model knows the codecs alone, not what else ranks do with a frame.
+"""The same with a codec: the model covers the codec, not the other work per frame.
 
-It is closer for a broadcast, whose ranks only pass on what has come.
+It is more accurate for a broadcast, whose ranks forward frames unchanged.
 """
-LEAST_CODED = 1 << 19
-"""The shortest chunks that are worth encoding."""
+MIN_CODED_CHUNK = 1 << 19
+"""The smallest chunk worth encoding."""
 UNMEASURED = 1.1
-"""How many times faster than the first algorithm of the table, which was measured, another one must promise to be."""
+"""How many times faster than the first algorithm of the table, which was measured, others must be predicted to be."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What was measured for one collective, and agreed on by all ranks."""
+class Measurements:
+    """Measurements of one collective, agreed on by all ranks."""
 
     link: LinkCost
-    own: tuple[tuple[int, float], ...]
-    """MPI's own: bytes of a message and seconds, in ascending order; not empty."""
-    plain: CodecCost = FREE
-    """What it takes to send a chunk as it is."""
+    native: tuple[tuple[int, float], ...]
+    """Native MPI: message bytes and seconds, in ascending order; not empty."""
+    raw: CodecCost = FREE
+    """The cost of sending a chunk without a codec."""
     per_hop: float = 0.0
-    """Seconds that the engine spends on a chunk, however short, besides the link's latency."""
+    """Overhead of the engine per chunk and hop, in seconds, beyond the link's latency."""
     scale: float = 1.0
-    """How many times longer the engine really takes than the model says, for chunks as they are.
+    """Measured over modelled time of the engine without a codec.
 
-    A number below 1 shows what the engine gains elsewhere, which is no reason to believe in faster codecs too.
+    A value below 1 is not applied to encoded chunks: it says nothing about codecs.
     """
-    placed: NodeLayout | None = None
-    """How ranks lie on nodes, where that matters."""
+    layout: NodeLayout | None = None
+    """The ranks of each node, where that matters."""
 
 
-class Choice(NamedTuple):
-    """What to do with a message; no algorithm: MPI's own collective."""
+class Estimate(NamedTuple):
+    """A predicted time, and what achieves it; no algorithm means native MPI."""
 
     algorithm: str | None
-    chunk: int
+    chunk_bytes: int
     encoded: bool
-    """Whether it pays to encode it; else send chunks as they are."""
+    """True if encoding pays."""
     seconds: float
-    """What it is expected to take."""
 
 
 class _Loop(NamedTuple):
-    """One loop of an algorithm: its chunks, hops of the busiest rank, further hops, and what ranks en- and decode."""
+    """One loop of an algorithm: chunks, hops of the busiest rank, further hops, chunks coded by each rank."""
 
     chunks: int
     busy: int
@@ -206,28 +203,28 @@ class _Loop(NamedTuple):
     coded: frozenset[tuple[int, int]]
 
     def hops(self, loops: int) -> int:
-        """Return how many hops follow each other in so many loops."""
+        """Return the number of consecutive hops in a number of loops."""
         return loops * self.busy + self.fill
 
 
 @lru_cache(maxsize=4096)
-def select(collective: str, nbytes: int, ranks: int, figures: Figures, coding: CodecCost | None = None) -> Choice:
-    """Choose for a message of `nbytes`, the length of the longest buffer that the collective has on any rank.
+def best(collective: str, nbytes: int, ranks: int, measured: Measurements, coding: CodecCost | None = None) -> Estimate:
+    """Return the faster of native MPI and the engine for a message whose longest buffer has `nbytes`.
 
-    `coding` is the codec that would be used, with the ratio that is expected; without it, chunks travel as they are.
+    `coding` is the cost of the codec, with its expected ratio; without it chunks are sent raw.
     """
-    own = own_seconds(figures, nbytes)
+    native = native_seconds(measured, nbytes)
     if ranks < 2 or nbytes == 0:
-        return Choice(None, DEFAULT_CHUNK, False, own)
-    engine = quickest(collective, nbytes, ranks, figures, coding)
+        return Estimate(None, DEFAULT_CHUNK, False, native)
+    engine = best_engine(collective, nbytes, ranks, measured, coding)
     coded_margin = CODED_CHAIN_MARGIN if collective == "broadcast" else CODED_MARGIN
     margin = coded_margin if engine.encoded else MARGIN
-    return engine if engine.seconds * margin <= own else Choice(None, DEFAULT_CHUNK, False, own)
+    return engine if engine.seconds * margin <= native else Estimate(None, DEFAULT_CHUNK, False, native)
 
 
-def own_seconds(figures: Figures, nbytes: int) -> float:
-    """Return what MPI's own collective takes; where this is not known exactly, rather too little."""
-    sizes = figures.own
+def native_seconds(measured: Measurements, nbytes: int) -> float:
+    """Return the time of native MPI, interpolated; outside the measured range a lower bound."""
+    sizes = measured.native
     for (low, before), (high, after) in pairwise(sizes):
         if low <= nbytes <= high:
             return before + (after - before) * (nbytes - low) / (high - low)
@@ -240,72 +237,72 @@ def own_seconds(figures: Figures, nbytes: int) -> float:
     return min(in_proportion, seconds + slope * (nbytes - near))
 
 
-def calibrated(
-    collective: str, ranks: int, figures: Figures, short: tuple[int, float], long: tuple[int, float]
-) -> Figures:
-    """Correct the model by two runs of the engine, each as bytes and seconds: a short chunk or few, and long ones.
+def fit(
+    collective: str, ranks: int, measured: Measurements, short: tuple[int, float], long: tuple[int, float]
+) -> Measurements:
+    """Correct the model by two runs of the engine, each as bytes and seconds: one short chunk or few, and long ones.
 
-    They are made by the first algorithm of the table, with codec none and chunks of DEFAULT_CHUNK.
+    Both use the first algorithm of the table, codec none and chunks of DEFAULT_CHUNK.
     """
     name = algorithms(collective)[0].name
-    expected = partial(_seconds, collective, name, ranks=ranks, chunk=DEFAULT_CHUNK, coding=figures.plain)
+    expected = partial(_seconds, collective, name, ranks=ranks, chunk=DEFAULT_CHUNK, coding=measured.raw)
     hops = _loop(collective, name, ranks).hops(1)
-    besides = (short[1] - expected(figures, short[0])) / hops if hops else 0.0
-    figures = replace(figures, per_hop=max(0.0, besides))
-    return replace(figures, scale=long[1] / (expected(figures, long[0]) or long[1] or 1.0))
+    besides = (short[1] - expected(measured, short[0])) / hops if hops else 0.0
+    measured = replace(measured, per_hop=max(0.0, besides))
+    return replace(measured, scale=long[1] / (expected(measured, long[0]) or long[1] or 1.0))
 
 
-def quickest(
+def best_engine(
     collective: str,
     nbytes: int,
     ranks: int,
-    figures: Figures,
+    measured: Measurements,
     coding: CodecCost | None = None,
     *,
     encoded_only: bool = False,
-) -> Choice:
-    """Return the quickest way through the engine, the measured algorithm first where it is nearly as quick.
+) -> Estimate:
+    """Return the fastest configuration of the engine; the measured algorithm is preferred where it is nearly as fast.
 
-    Only among those that encode, if there are any, where somebody asks for that.
+    With `encoded_only`, raw chunks are considered only if the codec does not compress.
     """
-    names = [row.name for row in algorithms(collective) if figures.placed or not row.two_level]
+    names = [row.name for row in algorithms(collective) if measured.layout or not row.two_level]
     codings = {True: coding} if coding and coding.ratio > 1 else {}
     if not (codings and encoded_only):
-        codings[False] = figures.plain
-    # A sum waits for what it is made of, so a pipeline of reductions is never deep: what was measured is all to go by.
-    most = DEFAULT_CHUNK if COLLECTIVES[collective].reduces else CHUNKS[-1]
-    choices = [
-        Choice(name, chunk, encoded, _seconds(collective, name, figures, nbytes, ranks, chunk, codings[encoded]))
-        for name in (names if ranks <= MOST_RANKS else names[:1])
+        codings[False] = measured.raw
+    # A reduction waits for its operands, so its pipeline is shallow: do not extrapolate beyond the measured chunk size.
+    most = DEFAULT_CHUNK if COLLECTIVES[collective].reduces else CHUNK_SIZES[-1]
+    estimates = [
+        Estimate(name, chunk, encoded, _seconds(collective, name, measured, nbytes, ranks, chunk, codings[encoded]))
+        for name in (names if ranks <= MAX_RANKS else names[:1])
         for encoded in codings
-        for chunk in ([default_chunk_bytes(nbytes, coded=encoded)] if figures.placed else CHUNKS)
-        if (LEAST_CODED if encoded else 0) <= chunk <= most
+        for chunk in ([default_chunk_bytes(nbytes, coded=encoded)] if measured.layout else CHUNK_SIZES)
+        if (MIN_CODED_CHUNK if encoded else 0) <= chunk <= most
     ]
-    return min(choices, key=lambda choice: choice.seconds * (1 if choice.algorithm == names[0] else UNMEASURED))
+    return min(estimates, key=lambda one: one.seconds * (1 if one.algorithm == names[0] else UNMEASURED))
 
 
 def _seconds(
-    collective: str, name: str, figures: Figures, nbytes: int, ranks: int, chunk: int, coding: CodecCost
+    collective: str, name: str, measured: Measurements, nbytes: int, ranks: int, chunk: int, coding: CodecCost
 ) -> float:
-    """Return what the engine takes for a message."""
-    scale = figures.scale if coding == figures.plain else max(1.0, figures.scale)
-    if figures.placed:
-        sent_as = None if coding == figures.plain else coding
-        placed = figures.placed.seconds(collective, name, nbytes, chunk, figures.plain, sent_as, figures.per_hop)
-        return scale * placed
+    """Return the time of the engine for a message."""
+    scale = measured.scale if coding == measured.raw else max(1.0, measured.scale)
+    if measured.layout:
+        sent_as = None if coding == measured.raw else coding
+        layout = measured.layout.seconds(collective, name, nbytes, chunk, measured.raw, sent_as, measured.per_hop)
+        return scale * layout
     loop = _loop(collective, name, ranks)
-    piece = min(chunk, -(-nbytes // loop.chunks))
-    loops = -(-nbytes // (piece * loop.chunks)) if piece else 0
-    encode, decode = piece * coding.encode, piece * coding.decode
-    wire = figures.link.latency + piece / coding.ratio * figures.link.per_byte
+    chunk_bytes = min(chunk, -(-nbytes // loop.chunks))
+    loops = -(-nbytes // (chunk_bytes * loop.chunks)) if chunk_bytes else 0
+    encode, decode = chunk_bytes * coding.encode, chunk_bytes * coding.decode
+    wire = measured.link.latency + chunk_bytes / coding.ratio * measured.link.per_byte
     coded = max(out * encode + back * decode for out, back in loop.coded) / max(1, loop.busy)
     stage = wire + coded if COLLECTIVES[collective].reduces else max(wire, coded)
-    return scale * (loop.hops(loops) * (figures.per_hop + stage) + encode + decode)
+    return scale * (loop.hops(loops) * (measured.per_hop + stage) + encode + decode)
 
 
 @lru_cache(maxsize=256)
 def _loop(collective: str, name: str, ranks: int) -> _Loop:
-    """Count what an algorithm does in a loop."""
+    """Count the steps of an algorithm in one loop."""
     algorithm = build(collective, name, ranks)
     traffic = steps_and_bytes(algorithm)
     busy = int(max(traffic.sent, traffic.received) * algorithm.chunks)
@@ -313,11 +310,11 @@ def _loop(collective: str, name: str, ranks: int) -> _Loop:
 
 
 def _coded(algorithm: Algorithm) -> frozenset[tuple[int, int]]:
-    """Count the chunks that ranks encode and decode: what came in a frame, or left in one, is sent on in that frame."""
+    """Count the chunks that each rank encodes and decodes: a frame received or made once is forwarded as it is."""
     encoded, decoded = [0] * algorithm.ranks, [0] * algorithm.ranks
     framed: set[tuple[int, str, int]] = set()
-    for spot in execution_order(algorithm, match_messages(algorithm)):
-        rank, step = spot.rank, algorithm.programs[spot.rank].lanes[spot.lane].steps[spot.step]
+    for ref in execution_order(algorithm, match_messages(algorithm)):
+        rank, step = ref.rank, algorithm.programs[ref.rank].lanes[ref.lane].steps[ref.step]
         sources, targets = (_places(rank, place, step.count) for place in (step.source, step.writes))
         decoded[rank] += step.count * step.receives
         if step.kind == "s":

@@ -1,6 +1,12 @@
-"""The algorithms that an MPI library has for its collectives, as settings of its control variables.
+"""The collective algorithms of an MPI library, as settings of its control variables, and sweeps over them.
 
-The tables hold what is worth trying with large messages; what the library at hand does not have is left out.
+Libraries choose algorithms by tables made for other networks: Open MPI's default broadcast of a large message among
+four hosts at 1 Gbit/s takes three times as long as its pipelined one. The tables here hold what is worth trying with
+large messages, filtered by what the library at hand has.
+
+When a library reads its settings was found by experiment. Open MPI reads them when a communicator is made, which then
+keeps them, so each variant gets a duplicate. MPICH reads them in every call, so the settings are made around the call,
+and affect other communicators meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpi4py import MPI
 
-from mpi_gpucomp._tuning import mpi_t as control
+from mpi_gpucomp._tuning import mpi_t
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
@@ -25,14 +31,14 @@ __all__ = [
     "COLLECTIVES",
     "DEFAULT",
     "FAMILIES",
-    "Better",
-    "Candidate",
+    "AlgorithmSweep",
     "Family",
-    "Tuned",
-    "candidates",
+    "TunedComm",
+    "Variant",
     "family",
     "keeps_settings",
-    "known",
+    "known_variants",
+    "variants",
 ]
 
 DEFAULT = "default"
@@ -51,8 +57,8 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way in which the library can do a collective."""
+class Variant:
+    """One algorithm of the library for a collective."""
 
     name: str
     settings: Settings = field(default_factory=dict)
@@ -60,15 +66,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Family:
-    """A library and those that descend from it."""
+    """An MPI library and its derivatives."""
 
     name: str
     common: Settings
-    """What must be set for an algorithm to be taken; a library that has these variables is of the family."""
+    """Settings that every algorithm needs; a library that has these variables belongs to the family."""
     per_call: bool
-    """Whether variables are looked at in each call, and not when the communicator is made."""
+    """True if variables are read in each call, False if when a communicator is made."""
     table: Mapping[str, Mapping[str, Settings]]
-    """For each collective the settings of each algorithm, by its name."""
+    """The settings of each algorithm, by collective and name."""
 
 
 def _open_mpi(collective: str, algorithm: str, **more: int) -> Settings:
@@ -82,18 +88,18 @@ def _mpich(collective: str, algorithm: str, **more: int) -> Settings:
 
 
 def _mpich_tree(collective: str, algorithm: str, segment: int, **more: int) -> Settings:
-    """Let segments follow each other down a tree; its type is read at MPI's start, and has to stay as it is."""
+    """Pipeline segments down a tree; the type of the tree is read when MPI starts and cannot be changed."""
     return _mpich(collective, algorithm, TREE_PIPELINE_CHUNK_SIZE=segment, **more)
 
 
 OPEN_MPI = Family(
     "Open MPI",
-    # Among several hosts with several ranks each, another component would come first.
+    # With several ranks on each of several hosts another component would take precedence.
     {"coll_tuned_use_dynamic_rules": 1, "coll_tuned_priority": 100},
     per_call=False,
     table={
         "bcast": {
-            # Short segments are sent with no handshake, which is slow where ranks that poll share cores.
+            # Short segments avoid the rendezvous handshake, which is slow where polling ranks share cores.
             "pipeline, 32 KiB segments": _open_mpi("bcast", "pipeline", segmentsize=32 * KIB),
             "pipeline, 1 MiB segments": _open_mpi("bcast", "pipeline", segmentsize=MIB),
             "pipeline, 2 MiB segments": _open_mpi("bcast", "pipeline", segmentsize=2 * MIB),
@@ -136,17 +142,17 @@ OPEN_MPI = Family(
             "linear": _open_mpi("alltoall", "linear"),
             "pairwise": _open_mpi("alltoall", "pairwise"),
             "modified Bruck": _open_mpi("alltoall", "modified_bruck"),
-            "linear, 2 at a time": _open_mpi("alltoall", "linear_sync", max_requests=2),
+            "linear, 2 requests": _open_mpi("alltoall", "linear_sync", max_requests=2),
         },
         "gather": {
             "linear": _open_mpi("gather", "basic_linear"),
             "binomial tree": _open_mpi("gather", "binomial"),
-            "linear, by turns": _open_mpi("gather", "linear_sync", segmentsize=32 * KIB),
+            "linear, synchronised": _open_mpi("gather", "linear_sync", segmentsize=32 * KIB),
         },
         "scatter": {
             "linear": _open_mpi("scatter", "basic_linear"),
             "binomial tree": _open_mpi("scatter", "binomial"),
-            "linear, all at once": _open_mpi("scatter", "linear_nb", max_requests=0),
+            "linear, non-blocking": _open_mpi("scatter", "linear_nb", max_requests=0),
         },
     },
 )
@@ -213,17 +219,17 @@ FAMILIES = (OPEN_MPI, MPICH)
 
 
 def family() -> Family | None:
-    """Return the family of the MPI library in use, or None if only its defaults are known here."""
+    """Return the family of the MPI library in use, or None if it is unknown."""
     return next((family for family in FAMILIES if _has(family.common)), None)
 
 
-def candidates(collective: str) -> list[Candidate]:
-    """Return what the MPI library in use can do, its default first."""
-    return [candidate for candidate in known(collective, family()) if _has(candidate.settings)]
+def variants(collective: str) -> list[Variant]:
+    """Return the variants that the MPI library in use has, its default first."""
+    return [variant for variant in known_variants(collective, family()) if _has(variant.settings)]
 
 
-def known(collective: str, of: Family | None) -> list[Candidate]:
-    """Return the default and what a family may have besides."""
+def known_variants(collective: str, of: Family | None) -> list[Variant]:
+    """Return the default and the variants that a family may have."""
     if collective not in COLLECTIVES:
         raise SpecError(
             "collective",
@@ -232,146 +238,132 @@ def known(collective: str, of: Family | None) -> list[Candidate]:
             remedy="Compare with mpi in place of mpi-tuned.",
         )
     if of is None:
-        return [Candidate(f"{DEFAULT}, the only one that is known of this MPI library")]
-    found = [Candidate(name, {**of.common, **settings}) for name, settings in of.table[collective].items()]
-    return [Candidate(DEFAULT), *found]
+        return [Variant(f"{DEFAULT}, the only variant known for this MPI library")]
+    found = [Variant(name, {**of.common, **settings}) for name, settings in of.table[collective].items()]
+    return [Variant(DEFAULT), *found]
 
 
 def _has(settings: Settings) -> bool:
-    return all(control.takes(name, value) for name, value in settings.items())
+    return all(mpi_t.takes(name, value) for name, value in settings.items())
 
-
-# The best of MPI's own: the algorithms that its library has, how to choose among them, and which is fastest here.
-#
-# Libraries choose by tables made for other networks. Open MPI's default broadcast of a large message among four
-# hosts at
-# 1 Gbit/s takes three times as long as its own pipeline.
-
-
-# MPI's own collective with the algorithm that is fastest for a size, found by trying all while the job runs.
-#
-# Libraries look at their settings at different times, which was found out by trying: Open MPI when a communicator is
-# made, which then keeps them for its life, so each candidate gets a duplicate; MPICH in every call, so the settings
-# stand
-# around the call, and hold for other communicators meanwhile.
 
 PROMISING = 2.0
-"""How many times the best time another candidate may take to be worth a try with other lengths."""
+"""Variants within this multiple of the best time are worth measuring at other sizes."""
 HOPELESS = 3.0
-"""How many times the best time so far the first try of a candidate may take before it is given up."""
-WORTH_GIVING_UP = 0.02
-"""Seconds below which a first try, which may have had connections to make, does not count against a candidate."""
+"""A variant whose first round takes more than this multiple of the best time is dropped."""
+MIN_HOPELESS_SECONDS = 0.02
+"""Below this duration a first round is no evidence: it may include the setup of connections."""
 
 
 def keeps_settings() -> bool:
-    """Say whether a communicator keeps the settings that it was made with.
+    """Return True if a communicator keeps the settings that it was made with.
 
-    Only then is it safe to use them beside a program's own calls: settings that hold for the whole process may change
-    the algorithm of a call that another thread makes, on this rank alone.
+    Otherwise settings affect the whole process: a call that another thread makes at the same time might run another
+    algorithm on this rank than on the others.
     """
     found = family()
     return found is not None and not found.per_call
 
 
-LONG = 1 << 22
+LONG_BYTES = 1 << 22
 
 
-class Better(NamedTuple):
-    """A communicator on which a collective is faster than on the one that it is a duplicate of, for some lengths."""
+class TunedComm(NamedTuple):
+    """A communicator on which a collective is faster than on its original, for a range of message sizes."""
 
     comm: MPI.Intracomm
     least: int
     below: float
 
-    def suits(self, nbytes: int) -> bool:
-        """Say whether it is for messages of this length."""
+    def covers(self, nbytes: int) -> bool:
+        """Return True if the size is in the range."""
         return self.least <= nbytes < self.below
 
-    def without(self, nbytes: int) -> Better:
-        """Leave out a length for which it is slower: with all that is shorter, or longer if it was good for that."""
-        return self._replace(below=float(nbytes)) if nbytes > LONG else self._replace(least=nbytes + 1)
+    def excluding(self, nbytes: int) -> TunedComm:
+        """Return the range without a size at which it is slower, and all smaller ones, or all larger if it is long."""
+        return self._replace(below=float(nbytes)) if nbytes > LONG_BYTES else self._replace(least=nbytes + 1)
 
 
-class Tuned:
-    """One collective on one communicator; make one for each size, and close it."""
+class AlgorithmSweep:
+    """Measures every variant of one collective on one communicator, at one message size."""
 
     def __init__(self, comm: MPI.Intracomm, collective: str) -> None:
-        """Let all ranks make one; until a sweep it is the library's default."""
-        self._comm, self._candidates, self.collective = comm, candidates(collective), collective
+        """Start with the default variant: collective."""
+        self._comm, self._variants, self.collective = comm, variants(collective), collective
         found = family()
         self._per_call = found is None or found.per_call
         self.times: dict[str, float] = {}
-        """What a sweep has measured: seconds of the slowest rank in the best round of each candidate."""
-        self._winner, self._held = self._candidates[0], comm
+        """Seconds of the slowest rank in the best round of each variant."""
+        self._winner, self._winner_comm = self._variants[0], comm
         self._others: dict[str, MPI.Intracomm] = {}
 
     def sweep(self, call: Callable[[MPI.Intracomm], float], rounds: int = 2) -> str:
-        """Let all ranks try every candidate and return the name of the fastest.
+        """Measure every variant and return the name of the fastest: collective.
 
-        `call` runs the collective once on the communicator it is given and returns the seconds that it took.
+        `call` runs the collective once on the communicator it is given, and returns its duration in seconds.
         """
         self.close()
         self.times = {}
-        for candidate in self._candidates:
-            comm = self._made(candidate)
-            seconds = self._measured(candidate, comm, call, rounds)
+        for variant in self._variants:
+            comm = self._comm_for(variant)
+            seconds = self._measure(variant, comm, call, rounds)
             is_best = seconds < min(self.times.values(), default=float("inf"))
-            self.times[candidate.name] = seconds
-            self._free(self._held if is_best else comm)
+            self.times[variant.name] = seconds
+            self._free(self._winner_comm if is_best else comm)
             if is_best:
-                self._winner, self._held = candidate, comm
+                self._winner, self._winner_comm = variant, comm
         return self._winner.name
 
     @contextmanager
     def best(self) -> Iterator[MPI.Intracomm]:
-        """Give the communicator on which the collective takes the best algorithm until the end of the block."""
-        with self._under(self._winner):
-            yield self._held
+        """Yield the communicator of the fastest variant; within the block its settings are in force."""
+        with self._settings_for(self._winner):
+            yield self._winner_comm
 
     def promising(self, besides: Collection[str] = ()) -> dict[str, MPI.Intracomm]:
-        """Let all ranks make a communicator for each candidate that came near the best, by its name.
+        """Return a communicator for each variant near the best, by name: collective.
 
-        Those of `besides`, which somebody has already, are left out, and all where communicators keep no settings.
+        Variants in `besides` are left out, and all but the winner where communicators do not keep settings.
         """
         limit = PROMISING * min(self.times.values(), default=0.0)
-        near = [one for one in self._candidates if self.times.get(one.name, limit) < limit and one.settings]
-        for candidate in () if self._per_call else near:
-            if candidate.name not in {self._winner.name, *self._others, *besides}:
-                self._others[candidate.name] = self._made(candidate)
-        return {self._winner.name: self._held, **self._others}
+        near = [one for one in self._variants if self.times.get(one.name, limit) < limit and one.settings]
+        for variant in () if self._per_call else near:
+            if variant.name not in {self._winner.name, *self._others, *besides}:
+                self._others[variant.name] = self._comm_for(variant)
+        return {self._winner.name: self._winner_comm, **self._others}
 
     def close(self) -> None:
-        """Let all ranks go back to the default, and free what was made."""
-        for comm in (self._held, *self._others.values()):
+        """Return to the default and free the duplicates: collective."""
+        for comm in (self._winner_comm, *self._others.values()):
             self._free(comm)
         self._others = {}
-        self._winner, self._held = self._candidates[0], self._comm
+        self._winner, self._winner_comm = self._variants[0], self._comm
 
-    def _made(self, candidate: Candidate) -> MPI.Intracomm:
-        """Return a communicator that has the candidate's settings, if that is where they are kept."""
-        if self._per_call or not candidate.settings:
+    def _comm_for(self, variant: Variant) -> MPI.Intracomm:
+        """Return a communicator with the variant's settings, if communicators keep them."""
+        if self._per_call or not variant.settings:
             return self._comm
-        with control.settings(candidate.settings):
+        with mpi_t.settings(variant.settings):
             made = self._comm.Dup()
-        made.Set_name(candidate.name)
+        made.Set_name(variant.name)
         return made
 
-    def _under(self, candidate: Candidate) -> AbstractContextManager[None]:
-        """Return what has to stand around the call."""
-        return control.settings(candidate.settings if self._per_call else {})
+    def _settings_for(self, variant: Variant) -> AbstractContextManager[None]:
+        """Return the context in which the variant must be called."""
+        return mpi_t.settings(variant.settings if self._per_call else {})
 
     def _free(self, comm: MPI.Intracomm) -> None:
         if comm is not self._comm:
             comm.Free()
 
-    def _measured(
-        self, candidate: Candidate, comm: MPI.Intracomm, call: Callable[[MPI.Intracomm], float], rounds: int
+    def _measure(
+        self, variant: Variant, comm: MPI.Intracomm, call: Callable[[MPI.Intracomm], float], rounds: int
     ) -> float:
-        """Return the seconds of the best round; a candidate whose first is hopeless has no other."""
+        """Return the seconds of the best round; a hopeless first round is the only one."""
         best = float("inf")
-        limit = max(WORTH_GIVING_UP, HOPELESS * min(self.times.values(), default=best))
+        limit = max(MIN_HOPELESS_SECONDS, HOPELESS * min(self.times.values(), default=best))
         for _ in range(rounds):
-            with self._under(candidate):
+            with self._settings_for(variant):
                 seconds = call(comm)
             best = min(best, self._comm.allreduce(seconds, MPI.MAX))
             if best > limit:

@@ -1,330 +1,323 @@
-"""What `codec="auto"` does with a message: MPI's own collective, or which schedule, and whether it is encoded.
+"""The plans of `codec="auto"`: pass-through, or which schedule, with or without a lossless codec.
 
-All ranks must decide alike. So they decide by numbers that they have measured and agreed on together, and by the length
-of the message. Only where its compressibility would tip the scale does each rank that has data take a sample, and they
-agree on the worst. Measuring takes all ranks, so it is done by the first blocking call of each collective, or by
-`Communicator.tune`; until then a call that is only started is MPI's own.
+All ranks must make the same plan. They plan by numbers that they have measured and agreed on, and by the message size.
+Only where the compressibility of the data would change the plan do the ranks that hold data take a sample, and agree
+on the worst. Measuring is collective: the first blocking call of each collective does it, or `Communicator.calibrate`;
+until then non-blocking calls are passed through.
 
-No model is as good as the thing itself: the first blocking calls of a kind take the ways that may be the fastest in
-turns, and later ones the one that was. Those that add up do so only when asked to settle: what a sum is should not
-depend on which call made it.
+Predictions rank the candidates; measurements decide. The first blocking calls of each size race the candidates, later
+ones use the winner. Reductions are not raced unless `Communicator.autotune` asks for it, so that their summation order
+stays the same from call to call.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp._dispatch.plan import Calls
-from mpi_gpucomp._tuning.measure import METHODS, arguments, calibrate
-from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT, Tuned, keeps_settings
+from mpi_gpucomp._dispatch.plan import Lifetime, Plan, Route
+from mpi_gpucomp._tuning.measure import calibrate
+from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT, AlgorithmSweep, keeps_settings
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.auto import CANDIDATES, GENERAL, Auto
 from mpi_gpucomp.device import get_device, order_after
-from mpi_gpucomp.schedule.algorithms import algorithms
+from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.cost import default_chunk_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from mpi_gpucomp._call.calls import Form
-    from mpi_gpucomp._dispatch.runtime import Nodes
+    from mpi_gpucomp._call.calls import Call
+    from mpi_gpucomp._dispatch.runtime import Runtime
     from mpi_gpucomp._tuning.measure import Calibration
-    from mpi_gpucomp._tuning.model import Choice
-    from mpi_gpucomp._tuning.mpi_algorithms import Better
+    from mpi_gpucomp._tuning.model import Estimate
     from mpi_gpucomp.codec import Codec
 
-__all__ = ["EVER", "OWN", "Decision", "Trial", "Tuner"]
+__all__ = ["CALLS_PER_SAMPLE", "Candidate", "Race", "Tuner"]
+
+T = TypeVar("T")
+
+OPTIMISTIC_RATIO = 8.0
+"""More than any lossless codec is expected to reach."""
+TYPICAL_RATIOS = {"float16": 1.2, "bfloat16": 1.45, "float32": 1.15, "float64": 1.1}
+"""Compression ratios of `split` on weights and gradients."""
+CALLS_PER_SAMPLE = 16
+"""How many calls a sample of the data holds for."""
+PLAUSIBLE = 2.0
+"""Candidates predicted to take more than this multiple of native MPI's time are not raced."""
+SHORT_SECONDS = 0.02
+"""Calls below this duration are raced for more rounds: they cost little, and vary more."""
+MAX_RACES = 64
+"""Call classes that are raced; the model plans those beyond."""
+KEEP_RATIOS = (3.0, 1.5, 1.25, 1.2, 1.15, 1.1, 1.1)
+KEEP_RATIOS_SHORT = (4.0, 3.0, 2.0, 1.5, 1.3, 1.2, 1.15, 1.1, 1.1)
+"""After each round, candidates within this multiple of the least cost stay in; one more round decides."""
+RAW = get_codec("none")
 
 
-# Finds the fastest of several ways by taking them in turns, in calls that have to be made anyway.
+class Candidate(NamedTuple):
+    """A way to run calls of one class, whatever their root."""
 
-Way = TypeVar("Way")
-
-KEPT = (3.0, 1.5, 1.25, 1.2, 1.15, 1.1, 1.1)
-KEPT_LONGER = (4.0, 3.0, 2.0, 1.5, 1.3, 1.2, 1.15, 1.1, 1.1)
-"""How many times the least cost a way may have after each round to be tried again; after one more the best is taken.
-
-Calls that are short cost little to try, and differ more from one time to the next.
-"""
+    algorithm: str | None
+    """The name of a schedule; None for native MPI."""
+    chunk_bytes: int = 0
+    codec: Codec = RAW
+    comm: MPI.Intracomm | None = None
+    """The communicator to pass calls through on; None for the default."""
 
 
-class Trial(Generic[Way]):
-    """The ways of one kind of call; all ranks have the same, in the same order, and make the same calls."""
+NATIVE = Candidate(None)
 
-    def __init__(self, ways: Sequence[Way], *, short: bool = False) -> None:
-        """Begin with the way that is expected to be the best; calls that are `short` are tried more often."""
-        self._kept = KEPT_LONGER if short else KEPT
-        self._ways, self._left = tuple(ways), list(range(len(ways)))
-        self._costs: list[list[float]] = [[] for _ in ways]
-        self._noted: list[float] = []
+
+class Race(Generic[T]):
+    """Finds the fastest of several candidates by rotating calls through them; in step on all ranks."""
+
+    def __init__(self, candidates: Sequence[T], *, short: bool = False) -> None:
+        """Start with the candidate that is expected to win; `short` calls are raced for more rounds."""
+        self._ratios = KEEP_RATIOS_SHORT if short else KEEP_RATIOS
+        self._candidates, self._running = tuple(candidates), list(range(len(candidates)))
+        self._costs: list[list[float]] = [[] for _ in candidates]
+        self._round_costs: list[float] = []
         self._round = 0
 
     @property
-    def settled(self) -> bool:
-        """Say whether the best way is known."""
-        return len(self._left) == 1
+    def decided(self) -> bool:
+        """Return True if one candidate is left."""
+        return len(self._running) == 1
 
     @property
-    def way(self) -> Way:
-        """The way to take now."""
-        return self._ways[self._left[0 if self.settled else len(self._noted)]]
+    def current(self) -> T:
+        """Return the candidate to use now."""
+        return self._candidates[self._running[0 if self.decided else len(self._round_costs)]]
 
     @property
-    def place(self) -> str:
-        """Where it stands, for ranks to compare."""
-        return f"try {len(self._noted)} of round {self._round}"
+    def position(self) -> str:
+        """Describe the state of the race, for ranks to compare."""
+        return f"race round {self._round}, candidate {len(self._round_costs)}"
 
-    def begin(self, agreed: Callable[[list[float]], list[float]]) -> None:
-        """Look back if a round is over: `agreed` returns the largest of each number among the ranks."""
-        if len(self._noted) < len(self._left) or self.settled:
+    def advance(self, agree_max: Callable[[list[float]], list[float]]) -> None:
+        """End a complete round: drop slow candidates. `agree_max` returns the largest of each number on any rank."""
+        if len(self._round_costs) < len(self._running) or self.decided:
             return
-        for way, cost in zip(self._left, agreed(self._noted), strict=True):
-            self._costs[way].append(cost)
-        costs = {way: _usual(self._costs[way]) for way in self._left}
-        least = min(self._left, key=costs.__getitem__)
-        kept = self._kept[self._round] if self._round < len(self._kept) else 0.0
-        self._left = [way for way in self._left if way == least or costs[way] <= kept * costs[least]]
-        self._noted, self._round = [], self._round + 1
+        for candidate, cost in zip(self._running, agree_max(self._round_costs), strict=True):
+            self._costs[candidate].append(cost)
+        # The first round may include the setup of connections.
+        costs = {candidate: median(self._costs[candidate][1:] or self._costs[candidate]) for candidate in self._running}
+        best = min(self._running, key=costs.__getitem__)
+        ratio = self._ratios[self._round] if self._round < len(self._ratios) else 0.0
+        self._running = [one for one in self._running if one == best or costs[one] <= ratio * costs[best]]
+        self._round_costs, self._round = [], self._round + 1
 
-    def note(self, cost: float) -> None:
-        """Take down what the call has cost this rank."""
-        if not self.settled:
-            self._noted.append(cost)
-
-
-def _usual(costs: list[float]) -> float:
-    """Return what a way usually costs; in its first round it may have had connections to make."""
-    return median(costs[1:] or costs)
+    def record(self, cost: float) -> None:
+        """Record what the current candidate has cost this rank."""
+        if not self.decided:
+            self._round_costs.append(cost)
 
 
-OPTIMISTIC = 8.0
-"""A ratio beyond what to hope for."""
-TYPICAL = {"float16": 1.2, "bfloat16": 1.45, "float32": 1.15, "float64": 1.1}
-"""Ratios of `split` on weights and gradients."""
-CALLS_PER_SAMPLE, EVER = 16, 1 << 62
-"""How many calls a sample holds for, and what needs none."""
-PLAUSIBLE = 2.0
-"""How many times as long as MPI's own a way may be expected to take, to be tried."""
-SHORT = 0.02
-"""Seconds up to which a call is short, and is tried more often."""
-MOST_TRIALS = 64
-"""Kinds of calls for which ways are tried; what comes after them is left to the model."""
-PLAIN = get_codec("none")
-
-
-class Decision(NamedTuple):
-    """What to do; no algorithm: MPI's own."""
-
-    algorithm: str | None
-    chunk: int = 0
-    codec: Codec = PLAIN
-    on: MPI.Intracomm | None = None
-    """Where MPI's own is called, if not where its length suggests."""
-    trial: Trial[Any] | None = None
-    """What wants to know how long it has taken."""
-    lasting: Calls | None = None
-    """How many that follow are decided alike, whatever is in them."""
-
-
-OWN = Decision(None)
-
-
-class Sample(NamedTuple):
-    """The codec that suits some data best, and its ratio."""
+class _DataSample(NamedTuple):
+    """The codec that suits some data best, and its compression ratio."""
 
     codec: str
     ratio: float
 
 
-UNSEEN = Sample("none", 1.0)
+_NO_SAMPLE = _DataSample("none", 1.0)
 
 
 class Tuner:
-    """The decisions of one communicator."""
+    """Plans the calls of one communicator for which `auto` may choose."""
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        nodes: Nodes,
-        run: Callable[[str, tuple[object, ...], str], object],
-        improve: Callable[[str, Better], None],
-        meet: Callable[[str, str], None],
-        adopt: Callable[[Iterable[MPI.Intracomm]], None],
-    ) -> None:
-        """Measure on `comm`, whose ranks lie on `nodes`.
-
-        `run` carries out a method on buffers by an algorithm of the engine's, with no codec. `improve` hears of a
-        communicator on which one of MPI's own methods is faster. `meet` lets all ranks compare what they say of a
-        method, or raises. `adopt` hears of further communicators on which methods may be called.
-        """
-        self._comm, self._run, self._improve, self._meet, self._adopt = comm, run, improve, meet, adopt
-        self._nodes = nodes
-        self._known: dict[str, Calibration] = {}
-        self._tuned: list[Tuned] = []
-        self._samples: dict[tuple[str, int, str], tuple[Calls, Sample]] = {}
-        self._trials: dict[tuple[str, int, str, str], Trial[Decision]] = {}
+    def __init__(self, runtime: Runtime) -> None:
+        """Measure and agree through `runtime`."""
+        self._runtime, self._comm = runtime, runtime.comm
+        self._calibrations: dict[str, Calibration] = {}
+        self._sweeps: list[AlgorithmSweep] = []
+        self._samples: dict[tuple[str, int, str], tuple[Lifetime, _DataSample]] = {}
+        self._races: dict[tuple[str, int, str, str], Race[Candidate]] = {}
         self.codec = Auto()
-        self.settling = False
-        """Whether calls are made to find the fastest way, and nobody needs their results."""
-
-    def knows(self, collective: str) -> bool:
-        """Say whether a collective was measured."""
-        return collective in self._known
-
-    def measure(self, collective: str, device: str) -> None:
-        """Measure a collective: all ranks do, and nothing else meanwhile."""
-        before, method = next(iter(self._known.values()), None), METHODS[collective][0]
-        tuned = partial(self._tune, method) if keeps_settings() else None
-        run = partial(self._try, collective)
-        found = calibrate(self._comm, collective, run, device, before, tuned, self._nodes)
-        self._known[collective] = found
-        if before is None:
-            self.codec = Auto(found.costs)
-        for better in found.better:
-            self._improve(method, better)
-
-    def _tune(self, method: str) -> Tuned:
-        self._tuned.append(Tuned(self._comm, method.lower()))
-        return self._tuned[-1]
+        """The codec that chooses per chunk, for schedules that somebody else has chosen."""
+        self.racing_reductions = False
+        """True while `autotune` runs, when reductions may be raced too."""
 
     def close(self) -> None:
-        """Free what was made to measure: all ranks do."""
-        for tuned in self._tuned:
-            tuned.close()
+        """Free the communicators made for sweeps: collective."""
+        for sweep in self._sweeps:
+            sweep.close()
 
-    def _try(self, collective: str, nbytes: int) -> None:
-        """Run a collective through the engine, on buffers of which the longest has so many bytes."""
-        buffers = arguments(collective, self._comm.size, nbytes)
-        self._run(METHODS[collective][0], buffers, algorithms(collective)[0].name)
+    # Calibration
 
-    def decide(self, form: Form, nbytes: int, *, blocking: bool) -> Decision:
-        """Decide for a message of so many bytes; a call that may not wait takes no samples and tries nothing."""
-        if not blocking:
-            return self._by_habit(form, nbytes)
-        known, dtype = self._known[form.collective], form.some.buffer.dtype
-        may_pay = any(known.choose(nbytes, dtype, name, OPTIMISTIC).encoded for name in _candidates(form))
-        calls, sample = self._recent(form, nbytes) if may_pay else (Calls(EVER), UNSEEN)
-        expected = _decision(known.choose(nbytes, dtype, *sample), sample)
-        decision = self._tried(form, nbytes, expected, sample)
-        return decision._replace(lasting=calls if decision.trial is None else None)
+    def is_calibrated(self, collective: str) -> bool:
+        """Return True if a collective has been measured."""
+        return collective in self._calibrations
 
-    def _by_habit(self, form: Form, nbytes: int) -> Decision:
-        """Decide by what such data usually are."""
-        known, dtype = self._known[form.collective], form.some.buffer.dtype
-        raw = known.choose(nbytes, dtype)
+    def calibrate(self, collective: str, device: str) -> None:
+        """Measure a collective: all ranks do, with nothing else in flight."""
+        known = next(iter(self._calibrations.values()), None)
+        sweep = self._new_sweep if keeps_settings() else None
+        found = calibrate(self._runtime, collective, device, known, sweep)
+        self._calibrations[collective] = found
+        if known is None:
+            self.codec = Auto(found.costs)
+        for tuned in found.tuned_comms:
+            self._runtime.native.add_tuned_comm(COLLECTIVES[collective].method, tuned)
+        self._runtime.native.fast_path.clear()  # calls that bypassed dispatch may find a better plan now
+
+    def _new_sweep(self, collective: str) -> AlgorithmSweep:
+        self._sweeps.append(AlgorithmSweep(self._comm, COLLECTIVES[collective].method.lower()))
+        return self._sweeps[-1]
+
+    # Plans
+
+    def plan(self, call: Call, *, explore: bool = True) -> Plan:
+        """Plan a call whose counts all ranks know; a blocking one may measure, sample and, to `explore`, race."""
+        if not self.is_calibrated(call.collective):
+            if not call.blocking:
+                return Plan(Route.PASSTHROUGH, "auto, not calibrated yet: a non-blocking call may not wait for that")
+            self._runtime.agree(call.title, f"{call.signature}, auto")
+            self.calibrate(call.collective, call.blocks.buffer.device)
+        return self._plan_blocking(call, explore) if call.blocking else self._plan_nonblocking(call)
+
+    def observe(self, plan: Plan, call: Call, seconds: float) -> None:
+        """Record how long a call took that was a sample of a race."""
+        if plan.race is not None:
+            plan.race.record(seconds / call.nbytes)
+
+    def _plan_blocking(self, call: Call, explore: bool) -> Plan:
+        known, dtype = self._calibrations[call.collective], call.blocks.buffer.dtype
+        may_pay = any(known.best(call.nbytes, dtype, name, OPTIMISTIC_RATIO).encoded for name in _codec_names(call))
+        lifetime, sample = self._recent_sample(call) if may_pay else (Lifetime(), _NO_SAMPLE)
+        expected = _candidate(known.best(call.nbytes, dtype, *sample), sample)
+        candidate, race, why = self._race(call, expected, sample, explore)
+        return self._made(call, candidate, why, race, lifetime if race is None else None)
+
+    def _plan_nonblocking(self, call: Call) -> Plan:
+        """Plan by the typical compressibility of such data: a non-blocking call neither samples nor races."""
+        known, dtype = self._calibrations[call.collective], call.blocks.buffer.dtype
+        raw = known.best(call.nbytes, dtype)
         if raw.algorithm is None:
-            return OWN
-        # Whether a chunk is encoded is decided by what is in it; a sum waits for that, so there it must be likely.
-        ratio = TYPICAL.get(dtype.name, 1.0) if COLLECTIVES[form.collective].reduces else OPTIMISTIC
-        encoded = any(known.choose(nbytes, dtype, name, ratio).encoded for name in _candidates(form))
-        return Decision(raw.algorithm, raw.chunk, self.codec if encoded else PLAIN)
+            return self._made(call, NATIVE, "auto, predicted by the model")
+        # Each chunk decides for itself whether it is encoded; a reduction waits for that, so it must be likely to pay.
+        reduces = COLLECTIVES[call.collective].reduces
+        ratio = TYPICAL_RATIOS.get(dtype.name, 1.0) if reduces else OPTIMISTIC_RATIO
+        encoded = any(known.best(call.nbytes, dtype, name, ratio).encoded for name in _codec_names(call))
+        candidate = Candidate(raw.algorithm, raw.chunk_bytes, self.codec if encoded else RAW)
+        return self._made(call, candidate, "auto, predicted by the model")
 
-    # Trials
+    def _made(
+        self,
+        call: Call,
+        candidate: Candidate,
+        why: str,
+        race: Race[Candidate] | None = None,
+        lifetime: Lifetime | None = None,
+    ) -> Plan:
+        if candidate.algorithm is None:
+            return Plan(Route.PASSTHROUGH, why, self.codec, comm=candidate.comm, race=race, lifetime=lifetime)
+        nodes = self._runtime.nodes
+        algorithm = build(call.collective, candidate.algorithm, self._comm.size, call.root, nodes, call.in_place)
+        chunk = candidate.chunk_bytes
+        if candidate.codec.name != "none":
+            # The model does not know the fixed cost of an encoded chunk.
+            chunk = default_chunk_bytes(call.nbytes, coded=True, shared=len(nodes) == 1)
+        return Plan(Route.ENGINE, why, candidate.codec, algorithm, chunk, race=race)
 
-    def _tried(self, form: Form, nbytes: int, expected: Decision, sample: Sample) -> Decision:
-        """Return the way that was the fastest for such messages, or the one whose turn it is to be tried."""
-        kind = form.collective, nbytes.bit_length(), form.some.buffer.dtype.name, sample.codec
-        trial = self._trials.get(kind)
-        if trial is not None and trial.settled:
-            return trial.way
-        by_model = COLLECTIVES[form.collective].reduces and not self.settling
-        if by_model or (trial is None and len(self._trials) == MOST_TRIALS):
-            return expected
-        self._gather(form, trial.place if trial else "first try")
-        if trial is None:
-            short = self._known[form.collective].own_seconds(nbytes) < SHORT
-            trial = self._trials[kind] = Trial(self._ways(form, nbytes, expected, sample), short=short)
-        trial.begin(self._largest)
-        self._comm.Barrier()  # to wait for a rank that is late should not count
-        return trial.way if trial.settled else trial.way._replace(trial=trial)
+    # Races
 
-    def _ways(self, form: Form, nbytes: int, expected: Decision, sample: Sample) -> list[Decision]:
-        """Return the ways that may be the fastest, the expected one first."""
-        known, dtype = self._known[form.collective], form.some.buffer.dtype
-        limit = PLAUSIBLE * known.own_seconds(nbytes)
-        engine = known.engine(nbytes, dtype), known.engine(nbytes, dtype, *sample)
-        ways = [expected, OWN, *(_decision(choice, sample) for choice in engine if choice.seconds <= limit)]
-        usual = next((better.comm for better in known.better if better.suits(nbytes)), self._comm)
-        ways += [Decision(None, on=comm) for comm in self._own(form.collective) if comm is not usual]
-        return _distinct(ways)
+    def _race(
+        self, call: Call, expected: Candidate, sample: _DataSample, explore: bool
+    ) -> tuple[Candidate, Race[Candidate] | None, str]:
+        """Return the winner for calls of this class, or the candidate to measure next and its race."""
+        key = call.collective, call.nbytes.bit_length(), call.blocks.buffer.dtype.name, sample.codec
+        race = self._races.get(key)
+        if race is not None and race.decided:
+            return race.current, None, "auto, the fastest candidate measured for this size"
+        fixed_order = COLLECTIVES[call.collective].reduces and not self.racing_reductions
+        if not explore or fixed_order or (race is None and len(self._races) == MAX_RACES):
+            return expected, None, "auto, predicted by the model"
+        self._runtime.agree(call.title, f"{call.signature}, auto, {race.position if race else 'race'}")
+        if race is None:
+            short = self._calibrations[call.collective].native_seconds(call.nbytes) < SHORT_SECONDS
+            race = self._races[key] = Race(self._candidates(call, expected, sample), short=short)
+        race.advance(self._agree_max)
+        self._comm.Barrier()  # the wait for a late rank must not count
+        if race.decided:
+            return race.current, None, "auto, the fastest candidate measured for this size"
+        return race.current, race, f"auto, exploring: {race.position}"
 
-    def _own(self, collective: str) -> list[MPI.Intracomm]:
-        """Return where MPI's own may be fast."""
+    def _candidates(self, call: Call, expected: Candidate, sample: _DataSample) -> list[Candidate]:
+        """Return the candidates worth a race, the expected winner first."""
+        known, dtype = self._calibrations[call.collective], call.blocks.buffer.dtype
+        limit = PLAUSIBLE * known.native_seconds(call.nbytes)
+        engine = known.best_engine(call.nbytes, dtype), known.best_engine(call.nbytes, dtype, *sample)
+        found = [expected, NATIVE, *(_candidate(one, sample) for one in engine if one.seconds <= limit)]
+        usual = next((tuned.comm for tuned in known.tuned_comms if tuned.covers(call.nbytes)), self._comm)
+        found += [Candidate(None, comm=comm) for comm in self._native_comms(call.collective) if comm is not usual]
+        distinct: dict[object, Candidate] = {}
+        for one in found:
+            distinct.setdefault((one.algorithm, one.chunk_bytes, one.codec.spec, one.comm and one.comm.handle), one)
+        return list(distinct.values())
+
+    def _native_comms(self, collective: str) -> list[MPI.Intracomm]:
+        """Return the communicators on which native MPI may be fast."""
         found = {DEFAULT: self._comm}
-        for tuned in self._tuned:
-            if tuned.collective == METHODS[collective][0].lower():
-                found |= tuned.promising(found)
-        self._adopt(found.values())
+        for sweep in self._sweeps:
+            if sweep.collective == COLLECTIVES[collective].method.lower():
+                found |= sweep.promising(found)
+        self._runtime.native.derived_comms.extend(found.values())
         return list(found.values())
 
-    def _gather(self, form: Form, what: str) -> None:
-        """Wait for all ranks, so that those which do something else are noticed here, and not inside MPI."""
-        self._meet(METHODS[form.collective][0], f"{form.said}, auto, {what}")
-
-    def _largest(self, numbers: list[float]) -> list[float]:
+    def _agree_max(self, numbers: list[float]) -> list[float]:
         largest = np.array(numbers, np.float64)
         self._comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
         return [float(number) for number in largest]
 
     # Samples
 
-    def _recent(self, form: Form, nbytes: int) -> tuple[Calls, Sample]:
-        """Return what a sample of this message or of one before it, of its kind, has shown, and how long that holds.
+    def _recent_sample(self, call: Call) -> tuple[Lifetime, _DataSample]:
+        """Return the last sample of such data and how long it holds; agreeing on one costs as much as a short call."""
+        key = call.collective, call.nbytes.bit_length(), call.blocks.buffer.dtype.name
+        lifetime, sample = self._samples.get(key, (Lifetime(0), _NO_SAMPLE))
+        if not lifetime.ttl:
+            self._runtime.agree(call.title, f"{call.signature}, auto, sampling")
+            # A new lifetime: plans that hold the old one have expired.
+            lifetime, sample = self._samples[key] = Lifetime(CALLS_PER_SAMPLE), self._agree_sample(call)
+        lifetime.ttl -= 1
+        return lifetime, sample
 
-        To agree on a sample takes as long as a short message. A chunk that does not shrink travels as it is anyway.
-        """
-        kind = form.collective, nbytes.bit_length(), form.some.buffer.dtype.name
-        calls, sample = self._samples.get(kind, (Calls(0), UNSEEN))
-        if not calls.left:
-            self._gather(form, "a sample")
-            # A new count: whoever holds the old one holds a choice that is over.
-            calls, sample = self._samples[kind] = Calls(CALLS_PER_SAMPLE), self._sampled(form)
-        calls.left -= 1
-        return calls, sample
-
-    def _sampled(self, form: Form) -> Sample:
-        """Agree on a codec and its ratio: the worst of all ranks that have data."""
-        names = _candidates(form)
+    def _agree_sample(self, call: Call) -> _DataSample:
+        """Agree on a codec and its ratio: the worst of all ranks that hold data."""
+        names = _codec_names(call)
         numbers = np.full(2, np.inf)
-        from_root = form.collective in ("broadcast", "scatter")
-        if form.sent is not None and (not from_root or self._comm.rank == form.root):
-            sample = self._own_sample(form)
+        from_root = call.collective in ("broadcast", "scatter")
+        if call.sent is not None and (not from_root or self._comm.rank == call.root):
+            sample = self._take_sample(call)
             numbers[:] = round(sample.ratio, 2), names.index(sample.codec) if sample.codec in names else -1.0
         self._comm.Allreduce(MPI.IN_PLACE, numbers, MPI.MIN)
         ratio, number = numbers
-        return Sample(names[int(number)], float(ratio)) if np.isfinite(ratio) and number >= 0 else UNSEEN
+        return _DataSample(names[int(number)], float(ratio)) if np.isfinite(ratio) and number >= 0 else _NO_SAMPLE
 
-    def _own_sample(self, form: Form) -> Sample:
-        """Look at this rank's data, where they lie in one piece."""
-        assert form.sent is not None
-        buffer = form.sent.buffer
+    def _take_sample(self, call: Call) -> _DataSample:
+        """Sample this rank's data, if contiguous."""
+        assert call.sent is not None
+        buffer = call.sent.buffer
         if not buffer.contiguous:
-            return UNSEEN
+            return _NO_SAMPLE
         stream = get_device(buffer.device).stream()
         order_after(buffer, stream)
         found = self.codec.sample(buffer, stream).result()
         stream.close()
-        return Sample(found.codec.name, found.ratio)
+        return _DataSample(found.codec.name, found.ratio)
 
 
-def _candidates(form: Form) -> list[str]:
-    return [codec.name for codec in CANDIDATES.get(form.some.buffer.dtype.name, GENERAL)]
+def _codec_names(call: Call) -> list[str]:
+    return [codec.name for codec in CANDIDATES.get(call.blocks.buffer.dtype.name, GENERAL)]
 
 
-def _decision(choice: Choice, sample: Sample) -> Decision:
-    if choice.algorithm is None:
-        return OWN
-    return Decision(choice.algorithm, choice.chunk, get_codec(sample.codec) if choice.encoded else PLAIN)
-
-
-def _distinct(ways: list[Decision]) -> list[Decision]:
-    """Leave out what is there already."""
-    found: dict[object, Decision] = {}
-    for way in ways:
-        found.setdefault((way.algorithm, way.chunk, way.codec.spec, way.on and way.on.handle), way)
-    return list(found.values())
+def _candidate(estimate: Estimate, sample: _DataSample) -> Candidate:
+    if estimate.algorithm is None:
+        return NATIVE
+    return Candidate(estimate.algorithm, estimate.chunk_bytes, get_codec(sample.codec) if estimate.encoded else RAW)

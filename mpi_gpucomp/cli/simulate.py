@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp._tuning.model import CHUNKS, LEAST_CODED
+from mpi_gpucomp._tuning.model import CHUNK_SIZES, MIN_CODED_CHUNK
 from mpi_gpucomp.cli.options import (
     Command,
     add_collective,
@@ -192,9 +192,9 @@ def _best_chunk(algorithm: Algorithm, topology: Topology, nbytes: int, spec: str
         expected = f"at most {MAX_MESSAGES} messages per loop"
         raise SpecError(algorithm.name, expected=expected, got=str(messages), remedy="Simulate fewer ranks.")
     candidates = []
-    for chunk in CHUNKS:
+    for chunk in CHUNK_SIZES:
         loops = -(-nbytes // (chunk * algorithm.chunks))
-        if (cost and chunk < LEAST_CODED) or (messages * loops > MAX_MESSAGES and chunk != CHUNKS[-1]):
+        if (cost and chunk < MIN_CODED_CHUNK) or (messages * loops > MAX_MESSAGES and chunk != CHUNK_SIZES[-1]):
             continue
         result = simulate(algorithm, topology, nbytes, chunk, cost)
         candidates.append(_Candidate(algorithm.name, spec, chunk, result.seconds, result.busiest()[0]))

@@ -20,7 +20,7 @@ from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.communicator import Communicator
 from mpi_gpucomp.errors import DeviceError, SpecError
 from mpi_gpucomp.torch import collectives
-from mpi_gpucomp.torch.work import CollectiveWork, WorkQueue, irecv, isend, seconds, skip_dynamo
+from mpi_gpucomp.torch.work import CollectiveWork, OperationQueue, irecv, isend, seconds, skip_dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store, Work
 
-    from mpi_gpucomp._dispatch.plan import CallOptions
+    from mpi_gpucomp._call.calls import CallOptions
     from mpi_gpucomp.codec import Codec
 
     Ranks: TypeAlias = Communicator | MPI.Intracomm | dist.ProcessGroup | None
@@ -124,7 +124,7 @@ class GpucompProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout.total_seconds()
         self._name, self._description, self._sequence = "", "undefined", 0
         self._monitored_barriers = 0
-        self._queue = WorkQueue(f"rank {communicator.rank}")
+        self._queue = OperationQueue(f"rank {communicator.rank}")
         self._parameters = options.call_options("parameters")
         self._replicas = options.call_options("parameters", replicate=True)
         self._gradients = options.call_options("gradients")

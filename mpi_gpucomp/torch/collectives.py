@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mpi_gpucomp._dispatch.plan import CallOptions
+    from mpi_gpucomp._call.calls import CallOptions
     from mpi_gpucomp.communicator import Communicator
 
 __all__ = [

@@ -13,7 +13,7 @@ import torch
 
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.delta import Delta
-from mpi_gpucomp.communicator import Request
+from mpi_gpucomp.request import Request
 from mpi_gpucomp.torch.backend import communicator_of
 
 if TYPE_CHECKING:

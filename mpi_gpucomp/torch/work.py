@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.communicator import Communicator
 
-__all__ = ["CollectiveWork", "P2PWork", "WorkQueue", "irecv", "isend", "seconds", "skip_dynamo"]
+__all__ = ["CollectiveWork", "P2PWork", "OperationQueue", "irecv", "isend", "seconds", "skip_dynamo"]
 
 EXIT_SECONDS = 5.0
 """Time that queued collectives have to complete when the interpreter exits."""
@@ -42,7 +42,7 @@ EXIT_SECONDS = 5.0
 Class = TypeVar("Class", bound=type)
 
 _lock = threading.Lock()
-_queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
+_queues: weakref.WeakSet[OperationQueue] = weakref.WeakSet()
 _Work: Any = c10d.Work  # the stub lists overloads that torch never calls
 
 
@@ -160,7 +160,7 @@ class CollectiveWork(_Work):  # type: ignore[misc]
         self.wait()
 
 
-class WorkQueue:
+class OperationQueue:
     """Runs the collectives of one group, one at a time and in order."""
 
     def __init__(self, title: str) -> None:

@@ -118,10 +118,10 @@ class _Tuned(Candidate):
 
     def prepare(self, message: Message, timed: Callable[[Callable[[], object]], float]) -> None:
         """Try the algorithms that this MPI has."""
-        from mpi_gpucomp._tuning.mpi_algorithms import Tuned
+        from mpi_gpucomp._tuning.mpi_algorithms import AlgorithmSweep
 
         self.close()
-        self._tuned = Tuned(self.comm, message.collective.name)
+        self._tuned = AlgorithmSweep(self.comm, message.collective.name)
         rounds = 1 if message.count * message.dtype.itemsize > LONG_SWEEP else 2
         self.note = self._tuned.sweep(lambda comm: timed(lambda: _plain(comm, message)), rounds)
 
@@ -194,7 +194,7 @@ class _Ours(Candidate):
         """Let `auto` find the fastest way, as `mpi-tuned` does; calls with an I then know what it has measured."""
         if self._codec.name == "auto":
             self._ours.calibrate(message.collective.method)
-            self.note = self._ours.autotune(message.collective.method, *_arguments(message), **self._options)
+            self.note = self._ours.autotune(message.collective.method, *_arguments(message), **self._options).summary
 
     def call(self, message: Message) -> None:
         """Call the Communicator's method."""

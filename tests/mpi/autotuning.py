@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
-from mpi_gpucomp._tuning.tuner import CALLS_PER_SAMPLE, OWN
+from mpi_gpucomp._tuning.tuner import CALLS_PER_SAMPLE, NATIVE
 from mpi_gpucomp.schedule.cost import LinkCost
 
 WORLD = MPI.COMM_WORLD
@@ -34,11 +34,12 @@ def error_of_mismatch(comm: Communicator) -> str:
 
 def as_if_slow(comm: Communicator) -> None:
     """Pretend a network so slow that the content of a message decides, which the measurements then contradict."""
-    known = comm._caller._tuner._known
-    comm._caller._tuner._ways = lambda *_: [OWN]  # type: ignore[method-assign]
-    figures = known["broadcast"].figures
-    own = tuple((nbytes, 8e-8 * nbytes) for nbytes, _ in figures.own)
-    known["broadcast"] = replace(known["broadcast"], figures=replace(figures, link=LinkCost(1e-4, 8e-8), own=own))
+    known = comm._dispatcher.tuner._calibrations
+    comm._dispatcher.tuner._candidates = lambda *_: [NATIVE]  # type: ignore[method-assign]
+    measured = known["broadcast"].measured
+    native = tuple((nbytes, 8e-8 * nbytes) for nbytes, _ in measured.native)
+    measured = replace(measured, link=LinkCost(1e-4, 8e-8), native=native)
+    known["broadcast"] = replace(known["broadcast"], measured=measured)
 
 
 def many(comm: Communicator) -> bool:
@@ -49,7 +50,7 @@ def many(comm: Communicator) -> bool:
         values = WEIGHTS[:length].copy() if WORLD.rank == 0 else np.zeros(length, np.float32)
         comm.Bcast([values, MPI.FLOAT] if WORLD.rank == 1 else values)
         right.append(values.tobytes() == WEIGHTS[:length].tobytes())
-        quick += any(0 < calls.left < CALLS_PER_SAMPLE for _, calls in comm._quick.values())
+        quick += any(0 < lifetime.ttl < CALLS_PER_SAMPLE for _, lifetime in comm._fast_path.values())
     return all(right) and (quick > 0 or WORLD.rank == 1)
 
 
@@ -77,11 +78,11 @@ def main() -> None:
         right += [arrives(comm, root=1)]
         right += [sums(comm)]
         as_if_slow(comm)
-        comm._quick.clear()
+        comm._fast_path.clear()
         right += [many(comm)]
-        trials = comm._caller._tuner._trials.values()
-        settled = [trial.settled for trial in trials]
-        found = {"error": error, "right": all(right), "settled": settled, "left": [trial._left for trial in trials]}
+        races = comm._dispatcher.tuner._races.values()
+        settled = [race.decided for race in races]
+        found = {"error": error, "right": all(right), "settled": settled, "left": [race._running for race in races]}
     for rank, line in enumerate(WORLD.gather(json.dumps(found)) or ()):
         print(f"{rank} {line}", flush=True)
 

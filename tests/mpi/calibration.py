@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp._tuning.measure import METHODS, Calibration, arguments, calibrate
-from mpi_gpucomp._tuning.model import DEFAULT_CHUNK
+from mpi_gpucomp._tuning.measure import Calibration, calibrate, sample_buffers
 from mpi_gpucomp.codec.auto import Auto, Costs
 from mpi_gpucomp.device import dtype_of_name
-from mpi_gpucomp.schedule.algorithms import algorithms
+from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 WORLD = MPI.COMM_WORLD
 MIB = 1 << 20
 
 
-def run(comm: Communicator, collective: str, nbytes: int) -> None:
-    """Run a collective through the engine, without a codec, for the calibration."""
-    sent, received = (np.ones(max(1, nbytes // 4 // WORLD.size) * WORLD.size, np.float32) for _ in range(2))
-    options = {"codec": "none", "algorithm": algorithms(collective)[0].name, "chunk": DEFAULT_CHUNK}
-    match collective:
-        case "broadcast":
-            comm.Bcast(sent, **options)
-        case "allgather":
-            comm.Allgather(sent[: sent.size // WORLD.size], received, **options)
-        case _:
-            comm.Allreduce(sent, received, **options)
-
-
 def facts(found: Calibration) -> dict[str, object]:
     """Return all measured figures, and some plans made from them."""
-    figures, dtype = found.figures, dtype_of_name("float32")
+    measured, dtype = found.measured, dtype_of_name("float32")
     assert dtype is not None
-    choices = [found.choose(size * MIB, dtype, "split", ratio)[:3] for size in (1, 7, 64) for ratio in (1.0, 1.2, 4.0)]
+    choices = [found.best(size * MIB, dtype, "split", ratio)[:3] for size in (1, 7, 64) for ratio in (1.0, 1.2, 4.0)]
     coding = {f"{codec} {name}": speeds for (codec, name), speeds in found.costs.coding.items()}
     costs = {"wire": found.costs.wire, "sample": found.costs.sample, "coding": coding}
-    return {"collective": found.collective, "figures": [*figures.__dict__.values()], "costs": costs, "choices": choices}
+    figures = [*measured.__dict__.values()]
+    return {"collective": found.collective, "figures": figures, "costs": costs, "choices": choices}
 
 
 def broadcast(comm: Communicator, costs: Costs) -> bool:
@@ -63,13 +49,13 @@ def main() -> None:
     known: Calibration | None = None
     with Communicator(WORLD) as comm:
         for collective in ("broadcast", "allreduce", "allgather"):
-            known = calibrate(WORLD, collective, partial(run, comm, collective), known=known)
+            known = calibrate(comm._runtime, collective, known=known)
             print_by_rank(facts(known))
         assert known is not None
         print_by_rank({"arrived": broadcast(comm, known.costs)})
-    for collective, (method, _) in METHODS.items():
-        buffers = arguments(collective, WORLD.size, 16 * WORLD.size)
-        getattr(WORLD, method)(*buffers)
+    for collective, known_as in COLLECTIVES.items():
+        buffers = sample_buffers(collective, WORLD.size, 16 * WORLD.size)
+        getattr(WORLD, known_as.method)(*buffers)
         assert collective != "allreduce" or (buffers[1] == WORLD.size).all()
 
 

@@ -91,8 +91,8 @@ def one_buffer_for_both(ledger: Ledger, comm: Communicator) -> None:
             part = buffer[:count] if method == "Reduce_scatter_block" else buffer
             error = error_of(lambda method=method, one=buffer, other=part: getattr(comm, method)(one, other))
             wanted = (
-                f"BufferSpecError: rank {RANK}: {method}: expected other memory to receive into than what is sent from"
-                ", got the same. Pass MPI.IN_PLACE as what is sent."
+                f"BufferSpecError: rank {RANK}: {method}: expected send and receive buffers in different memory, "
+                "got the same memory. Pass MPI.IN_PLACE to send from it."
             )
             ledger.same(f"{method} of {count} from and to one buffer", error, wanted)
 
@@ -141,7 +141,7 @@ def names(ledger: Ledger, comm: Communicator) -> None:
     ledger.same("completed", sorted(comm.completed()), ["all", "total"])
     ledger.same("completed once more", comm.completed(), [])
     error = error_of(lambda: comm.register("total", "bcast"))
-    ledger.check("got a name that stands for a collective already" in error, "a name twice", error)
+    ledger.check("got a name that is registered already" in error, "a name twice", error)
     error = error_of(lambda: comm.run("tot", total))
     wanted = "SpecError: rank {}: run 'tot': expected a registered name: all, total, got 'tot'. {}"
     ledger.same("an unknown name", error, wanted.format(RANK, "Call register(name, collective) first."))

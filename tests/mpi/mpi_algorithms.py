@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp._tuning import mpi_algorithms as algorithms
 from mpi_gpucomp._tuning import mpi_t as control
-from mpi_gpucomp._tuning.mpi_algorithms import Tuned
+from mpi_gpucomp._tuning.mpi_algorithms import AlgorithmSweep
 from mpi_gpucomp.errors import SpecError
 
 WORLD = MPI.COMM_WORLD
@@ -70,7 +70,7 @@ def every_candidate() -> dict[str, Any]:
     wrong: list[str] = []
     for collective in algorithms.COLLECTIVES:
         expected = {count: result(WORLD, collective, count) for count in COUNTS}
-        tuned = Tuned(WORLD, collective)
+        tuned = AlgorithmSweep(WORLD, collective)
 
         def call(comm: MPI.Intracomm, collective: str = collective, expected: dict[int, Array] = expected) -> float:
             for count, values in expected.items():
@@ -115,10 +115,10 @@ def _arrives(comm: MPI.Intracomm, within: float) -> bool:
 
 def settings_take_effect() -> dict[str, Any]:
     """Let a sweep choose by the observed shape of a broadcast instead of a clock: chains count as fast."""
-    tuned, shapes = Tuned(WORLD, "bcast"), dict[str, bool]()
+    tuned, shapes = AlgorithmSweep(WORLD, "bcast"), dict[str, bool]()
 
     def call(comm: MPI.Intracomm) -> float:
-        name = algorithms.candidates("bcast")[len(tuned.times)].name
+        name = algorithms.variants("bcast")[len(tuned.times)].name
         if not name.startswith(("default", "pipeline", "binomial")):
             return 0.9
         shapes[name] = passes_through_rank_1(comm)
@@ -136,8 +136,8 @@ def settings_take_effect() -> dict[str, Any]:
 
 def giving_up() -> dict[str, int]:
     """Count the runs of each algorithm when one is far too slow, on one rank only, and another nearly so."""
-    tuned = Tuned(WORLD, "allreduce")
-    names = [candidate.name for candidate in algorithms.candidates("allreduce")]
+    tuned = AlgorithmSweep(WORLD, "allreduce")
+    names = [candidate.name for candidate in algorithms.variants("allreduce")]
     seconds = [1.0, 3.1, 2.9, *[1.0] * (len(names) - 3)]
     tries: dict[str, int] = dict.fromkeys(names, 0)
 

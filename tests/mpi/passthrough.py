@@ -59,8 +59,8 @@ def datatypes(ledger: Ledger, comm: Communicator, count: int) -> None:
         ledger.check(got[0].tobytes() == got[1].tobytes(), f"Bcast of {count} with gaps", got[0][:5])
     error = error_of(lambda: comm.Bcast([got[0], 1, every_second], codec="split"))
     wanted = (
-        f"SpecError: rank {RANK}: Bcast: expected elements and an operation that can go with codec, got a collective, "
-        "a derived datatype, an operation or elements that only MPI knows. Leave codec out."
+        f"SpecError: rank {RANK}: Bcast: expected a call that the engine can run, as codec= requires, "
+        "got a derived datatype. Pass an array of a basic type and one of SUM, PROD, MIN, MAX, or omit codec."
     )
     ledger.same("a codec with a derived datatype", error, wanted)
     every_second.Free()

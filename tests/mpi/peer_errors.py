@@ -112,7 +112,7 @@ class Corrupter:
     """Corrupts a message that this rank sends for one collective."""
 
     def __init__(self, comm: Communicator) -> None:
-        self._engine, transport = comm._caller.engine, comm._caller.transport
+        self._engine, transport = comm._runtime.engine, comm._runtime.transport
         self._send, transport.send = transport.send, self.send
         self._kept: list[object] = []
         self.aim("", 0, "")

@@ -344,7 +344,7 @@ def freed() -> None:
     compare(comm, 100_000, "f4")
     assert threading.active_count() > before
     comm.Free()
-    assert getattr(comm._p2p._line.firsts, "_comm", MPI.COMM_NULL) == MPI.COMM_NULL
+    assert getattr(comm._p2p._channel.envelopes, "_comm", MPI.COMM_NULL) == MPI.COMM_NULL
     assert threading.active_count() == before
 
 

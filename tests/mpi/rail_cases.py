@@ -55,7 +55,7 @@ def error_of(work: Callable[[], object]) -> str:
 
 def cut(comm: Communicator, peer: int, rail: int) -> bool:
     """Break a path from inside at any point: half a packet may be in flight."""
-    transport = comm._caller.transport
+    transport = comm._runtime.transport
     with transport._loop.locked(), suppress(OSError):  # the peer may have cut it at the same time
         path = transport._links[peer].paths.get(rail)
         if path is None:
@@ -183,7 +183,7 @@ def remaining_bytes(connection: socket.socket) -> bytes:
 def unauthenticated() -> list[int]:
     """Connect without the secret, with garbage, or silently; communication is not disturbed."""
     with make_comm() as comm:
-        transport = comm._caller.transport
+        transport = comm._runtime.transport
         connector = transport._connector
         ports = [listener.getsockname() for listener in connector._listeners]
         held = []
@@ -221,7 +221,7 @@ def records_name_the_rail() -> list[list[int]]:
     found = []
     with make_comm(codec="none") as comm:
         comm.Barrier()
-        box = comm._caller.station.box
+        box = comm._runtime.monitor.process.box
         for _ in range(2):
             before = len(box.records())
             buffer = np.zeros(1_000_000, np.float32)
@@ -245,7 +245,7 @@ def different_wires() -> list[str]:
         sys.modules["ucxx"] = None  # makes its import fail
     found = [error_of(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="ucx")))]
     with Communicator(WORLD, rails=Rails(RAILS, wire="auto")) as comm:
-        found += [type(one).__name__ for one in comm._caller.transport._connector._backends]
+        found += [type(one).__name__ for one in comm._runtime.transport._connector._backends]
     found.append(error_of(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="auto" if RANK == 1 else "tcp"))))
     found.append(error_of(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="pigeon"))))
     return found
@@ -298,9 +298,9 @@ def dead_rank() -> list[str]:
     comm = make_comm()
     comm.Barrier()
     if RANK == 1:
-        with comm._caller.transport._loop.locked():
-            comm._caller.transport._connector.close()
-            for link in comm._caller.transport._links.values():
+        with comm._runtime.transport._loop.locked():
+            comm._runtime.transport._connector.close()
+            for link in comm._runtime.transport._links.values():
                 link.close()
         return []
     errors = [error_of(lambda: comm.Bcast(np.zeros(1_000_000, np.float32), 0))]
@@ -321,7 +321,7 @@ def hung_peer() -> list[object]:
             time.sleep(1.5)
             os.kill(pids[1], signal.SIGCONT)
         request.Wait()
-        rails = {comm._caller.transport.rail(peer) for peer in range(SIZE) if peer != RANK}
+        rails = {comm._runtime.transport.rail(peer) for peer in range(SIZE) if peer != RANK}
         right = np.array_equal(buffer, values(4_000_000, 7))
         return [right, [tuple(one) for one in comm.rail_stats().failovers], sorted(rails)]
 

@@ -40,7 +40,7 @@ def error_of(work: object) -> str:
 
 def after_messages(comm: Communicator, number: int, act: object) -> None:
     """Call `act` at the n-th message that this rank sends or receives."""
-    transport, count = comm._caller.transport, [0]
+    transport, count = comm._runtime.transport, [0]
 
     def counted(method: object) -> object:
         def call(*args: object) -> object:
@@ -140,7 +140,7 @@ def waiting(comm: Communicator, victim: int) -> None:
 
 def interrupted_in_poll(comm: Communicator, victim: int) -> None:
     """Wait for a rank that does not join; rank 1 is interrupted inside the progress engine."""
-    transport = comm._caller.transport
+    transport = comm._runtime.transport
 
     def poll() -> object:
         if threading.current_thread() is threading.main_thread():

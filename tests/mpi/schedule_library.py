@@ -8,18 +8,18 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp._dispatch.dispatcher import Caller
+from mpi_gpucomp._dispatch.runtime import Runtime
 
 used: list[str] = []
-submit = Caller._submit
+submit = Runtime._submit
 
 
-def recorded(self, form, choice, options, **more):  # type: ignore[no-untyped-def]
-    used.append(f"{form.collective} {form.root} {choice.algorithm.name}")
-    return submit(self, form, choice, options, **more)
+def recorded(self, plan, call, **more):  # type: ignore[no-untyped-def]
+    used.append(f"{call.collective} {call.root} {plan.algorithm.name}")
+    return submit(self, plan, call, **more)
 
 
-Caller._submit = recorded
+Runtime._submit = recorded
 
 world = MPI.COMM_WORLD
 rank, size, count = world.rank, world.size, 100_000

@@ -39,7 +39,7 @@ def of(*args):  # type: ignore[no-untyped-def]
 _relay, SegmentedRecv.relay = SegmentedRecv.relay, relay
 _of, SegmentedSend.of = SegmentedSend.of, of
 
-runtime.processor = lambda: f"node{MPI.COMM_WORLD.rank}"  # type: ignore[assignment]
+runtime.processor_name = lambda: f"node{MPI.COMM_WORLD.rank}"  # type: ignore[assignment]
 segmented.MAX_SEGMENTS, config.MIN_SEGMENT_BYTES = MAX_SEGMENTS, 2 * MAX_SEGMENTS + 1
 segmented.SLOW = math.inf
 os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = str(SEGMENT_BYTES)

@@ -9,7 +9,6 @@ import pytest
 from launch import needs_mpirun, run
 
 from mpi_gpucomp.codec.auto import CODINGS
-from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 pytestmark = needs_mpirun
 
@@ -48,9 +47,3 @@ def test_one_rank_alone_measures_nothing():
     for facts in calibrated:
         assert facts["figures"][:2] == [[0, 0], [[1, 0]]]
         assert facts["choices"] == [[None, 1 << 20, False]] * 9
-
-
-def test_every_collective_has_a_native_method():
-    from mpi_gpucomp._tuning.measure import METHODS
-
-    assert list(METHODS) == list(COLLECTIVES)

@@ -72,7 +72,7 @@ class TestTuned:
             f"control variable no_such: expected one that {version} has, got none of this name. "
             "List them with `ompi_info --all` or `mpivars`."
         )
-        means = f"{version} says what its variables mean."
+        means = f"See the documentation of {version}."
         assert errors["name"].startswith(f"control variable {stem}: expected one of ")
         assert errors["name"].endswith(f"binomial, {NEXT_CHOICES[mpi]}, got 'no_such'. {means}")
         name, most = LONGEST_TEXT[mpi]
@@ -84,7 +84,7 @@ class TestTuned:
         assert found["variables"]["errors"]["read-only"] == (
             "control variable mpi_param_check: expected MPI_T_cvar_write to succeed, "
             "got MPI_T_ERR_CVAR_SET_NEVER: variable cannot be set until end of execution. "
-            "Some variables can only be set before MPI starts, by the environment."
+            "Some variables can only be set before MPI starts, in the environment."
         )
 
 
@@ -99,8 +99,8 @@ LONGEST_TEXT = {
 
 
 def test_an_unknown_mpi_has_the_default_only() -> None:
-    (only,) = algorithms.known("bcast", None)
-    assert only.name == "default, the only one that is known of this MPI library"
+    (only,) = algorithms.known_variants("bcast", None)
+    assert only.name == "default, the only variant known for this MPI library"
     assert only.settings == {}
 
 
@@ -120,7 +120,7 @@ def test_tuned_communicators_are_used_and_defaults_stay_unchanged() -> None:
 
 def test_an_unknown_collective_is_an_error() -> None:
     with pytest.raises(SpecError) as caught:
-        algorithms.candidates("scan")
+        algorithms.variants("scan")
     assert str(caught.value) == (
         "collective: expected one of bcast, reduce, allreduce, allgather, reduce_scatter, reduce_scatter_block, "
         "alltoall, gather, scatter, got 'scan'. Compare with mpi in place of mpi-tuned."

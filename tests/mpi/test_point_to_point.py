@@ -33,7 +33,7 @@ def test_messages_match_native_mpi(ranks):
                 for count in (10, 100_000)
             ),
             f"BufferSpecError: rank {rank}: Send, send buffer: expected elements that can be encoded, got a derived "
-            "datatype, or elements that only MPI knows. Pass codec='none' here and on the other side.",
+            "datatype. Pass codec='none' here and on the other side.",
             "BufferSpecError: codec split: expected elements of type float16 or bfloat16 or float32 or float64, "
             f"got int32. Choose a codec for this type: {ENCODED}",
         ]
@@ -44,8 +44,8 @@ def test_messages_match_native_mpi(ranks):
 def failures(rank: int, ranks: int) -> list[str]:
     """Return the errors of a rank when a codec fails on rank 0: twice in encode, twice in decode."""
     peer = (
-        f"PeerError: rank {rank}: Recv from rank 0, tag 6, chunk 2: expected its sender to encode it, "
-        "got on rank 0 OSError: no more. Mend what went wrong there; the communicator can be used on."
+        f"PeerError: rank {rank}: Recv from rank 0, tag 6, chunk 2: expected the sender to encode it, "
+        "got on rank 0 OSError: no more. Fix the error on that rank; the communicator stays usable."
     )
     received = peer if rank == 1 % ranks else "no error"
     sent, decoded = ("OSError: no more",) * 2 if rank == 0 else ("no error",) * 2

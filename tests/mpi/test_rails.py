@@ -139,5 +139,5 @@ def test_messages_match_mpi() -> None:
     assert done.returncode == 0, done.stderr
     for rank, found in enumerate(json.loads(done.stdout)):
         assert found["too_long"][1].startswith(f"BufferSpecError: rank {rank}: Recv from rank {1 - rank}, tag 4: ")
-        assert found["wrong_type"][2].endswith("Convert them first: MPI's own types do not go over rails.")
+        assert found["wrong_type"][2].endswith("Convert them first: rails carry basic types only.")
         assert not any(value for name, value in found.items() if name not in ("too_long", "wrong_type", "failing"))

@@ -62,7 +62,7 @@ from mpi4py import MPI
 from mpi_gpucomp import Communicator
 from mpi_gpucomp._dispatch import runtime
 rank = MPI.COMM_WORLD.rank
-runtime.processor = lambda: str(rank)
+runtime.processor_name = lambda: str(rank)
 if rank == 1:
     os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = "much"
 try:

@@ -7,21 +7,21 @@ from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
 from mpi_gpucomp._dispatch import runtime as nodes
-from mpi_gpucomp._dispatch.dispatcher import Caller
+from mpi_gpucomp._dispatch.runtime import Runtime
 
 world = MPI.COMM_WORLD
 rank, size, count = world.rank, world.size, 300_000
-nodes.processor = lambda: f"node{rank % 2}"  # type: ignore[assignment]
+nodes.processor_name = lambda: f"node{rank % 2}"  # type: ignore[assignment]
 used: list[str] = []
-submit = Caller._submit
+submit = Runtime._submit
 
 
-def recorded(self, form, choice, options, **more):  # type: ignore[no-untyped-def]
-    used.append(f"{form.collective} {choice.algorithm.name}")
-    return submit(self, form, choice, options, **more)
+def recorded(self, plan, call, **more):  # type: ignore[no-untyped-def]
+    used.append(f"{call.collective} {plan.algorithm.name}")
+    return submit(self, plan, call, **more)
 
 
-Caller._submit = recorded
+Runtime._submit = recorded
 
 found = nodes.nodes_of(world)
 assert found == (tuple(range(0, size, 2)), tuple(range(1, size, 2)))
@@ -44,7 +44,7 @@ with Communicator(world, "split") as comm:
 with Communicator(world) as comm:  # auto measures both kinds of links first
     comm.Allreduce(own, total)
     assert (total == wanted).all()
-    placed = comm._caller._tuner._known["allreduce"].figures.placed
+    placed = comm._dispatcher.tuner._calibrations["allreduce"].measured.layout
     assert placed is not None and placed.nodes == found
     assert len(set(world.allgather((placed.within, placed.between)))) == 1, "all ranks agree"
 

@@ -28,8 +28,8 @@ def work() -> None:
         counted = {link.peer: link.nbytes for link in stats.links}
         assert sum(counted.values()) == stats.bytes_sent
         assert list(counted) == ([WORLD.rank + 1] if WORLD.rank < LAST else []), counted
-        assert stats.begun == stats.ended == 3 and not stats.alarms, stats.alarms
-        assert (stats.plain, stats.ratio > 1.1) == ((3 * values.nbytes, True) if WORLD.rank == 0 else (0, False))
+        assert stats.calls_started == stats.calls_ended == 3 and not stats.alarms, stats.alarms
+        assert (stats.raw_bytes, stats.ratio > 1.1) == ((3 * values.nbytes, True) if WORLD.rank == 0 else (0, False))
         assert unseen == Stats(stats.bytes_sent, stats.bytes_received)
         if WORLD.rank == 0:
             comm.Send(values, 3)

@@ -7,11 +7,11 @@ import pytest
 from mpi_gpucomp._tuning.model import (
     ASSUMED_WITHIN,
     DEFAULT_CHUNK,
-    Figures,
+    Measurements,
     NodeLayout,
-    calibrated,
+    best,
     default_algorithm,
-    select,
+    fit,
 )
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.schedule.cost import CodecCost, LinkCost
@@ -48,26 +48,24 @@ def test_a_message_of_unknown_length_gets_the_first_algorithm():
 
 @pytest.mark.parametrize(("within", "expected"), [(ASSUMED_WITHIN, "two_level"), (NETWORK, "chain")])
 def test_measurements_decide(within: LinkCost, expected: str):
-    placed = NodeLayout(ROUND_ROBIN, within, LinkCost(5e-5, 4e-8) if within is ASSUMED_WITHIN else LinkCost(5e-6, 1e-9))
-    figures = Figures(NETWORK, ((MESSAGE, 1e9),), placed=placed)
-    figures = calibrated("broadcast", 8, figures, (0, 0.0), (MESSAGE, 1.0))
-    assert select("broadcast", MESSAGE, 8, figures).algorithm == expected
+    layout = NodeLayout(ROUND_ROBIN, within, LinkCost(5e-5, 4e-8) if within is ASSUMED_WITHIN else LinkCost(5e-6, 1e-9))
+    measured = Measurements(NETWORK, ((MESSAGE, 1e9),), layout=layout)
+    measured = fit("broadcast", 8, measured, (0, 0.0), (MESSAGE, 1.0))
+    assert best("broadcast", MESSAGE, 8, measured).algorithm == expected
 
 
 def test_the_simulator_agrees():
-    placed, plain = NodeLayout(ROUND_ROBIN, ASSUMED_WITHIN, NETWORK), CodecCost(1e-10, 1e-10)
+    layout, raw = NodeLayout(ROUND_ROBIN, ASSUMED_WITHIN, NETWORK), CodecCost(1e-10, 1e-10)
     ports = tuple(
         Port(f"{number} {way}", frozenset(node), way, NETWORK.per_byte, "between")
         for number, node in enumerate(ROUND_ROBIN)
         for way in ("out", "in")
     )
     links = {"memory": ASSUMED_WITHIN, "network": NETWORK}
-    topology = Topology(
-        "t", ROUND_ROBIN, links, "memory", "network", ports=ports, codecs={"none": plain}, per_chunk=1e-4
-    )
+    topology = Topology("t", ROUND_ROBIN, links, "memory", "network", ports=ports, codecs={"none": raw}, per_chunk=1e-4)
     algorithm = build("allreduce", "two_level", 8, 0, ROUND_ROBIN)
     expected = simulate(algorithm, topology, MESSAGE, DEFAULT_CHUNK).seconds
-    assert placed.seconds("allreduce", "two_level", MESSAGE, DEFAULT_CHUNK, plain, None, 1e-4) == expected
+    assert layout.seconds("allreduce", "two_level", MESSAGE, DEFAULT_CHUNK, raw, None, 1e-4) == expected
     # Lengths between two powers of two are in proportion.
     half = MESSAGE * 3 // 4
-    assert placed.seconds("allreduce", "two_level", half, DEFAULT_CHUNK, plain, None, 1e-4) == expected * 3 / 4
+    assert layout.seconds("allreduce", "two_level", half, DEFAULT_CHUNK, raw, None, 1e-4) == expected * 3 / 4

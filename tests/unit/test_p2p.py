@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp._dispatch.p2p import Announcement, Outgoing
+from mpi_gpucomp._dispatch.p2p import Announcement, SendOperation
 from mpi_gpucomp.codec import get_codec, register, registry
 from mpi_gpucomp.codec.registry import registered
 from mpi_gpucomp.device import dtype_of_name, get_device
@@ -57,7 +57,7 @@ class Corrupting:
 )
 def test_a_corrupted_frame_is_an_error_and_the_rest_of_the_message_is_drained(comm, at, error):
     in_use = get_device("host").pool.statistics.in_use
-    line = comm._p2p._line
+    line = comm._p2p._channel
     whole, line.transport = line.transport, Corrupting(line.transport, 2, at)
     with pytest.raises(FrameError) as raised:
         exchange(comm, 10_000)
@@ -68,7 +68,7 @@ def test_a_corrupted_frame_is_an_error_and_the_rest_of_the_message_is_drained(co
 
 
 def test_a_frame_of_another_chunk_is_an_error(comm):
-    line = comm._p2p._line
+    line = comm._p2p._channel
     whole, line.transport = line.transport, Corrupting(line.transport, 1, 16)
     with pytest.raises(FrameError, match=r"chunk 1: expected the checksum 0x[0-9a-f]{8}, got 0x[0-9a-f]{8}"):
         exchange(comm, 10_000)
@@ -80,21 +80,21 @@ def test_a_corrupted_envelope_is_an_error(comm, monkeypatch, count):
     def corrupting(put):
         def corrupt(message, *args):
             written = put(message, *args)
-            ctypes.c_uint8.from_address(message._first.address + written - 1).value ^= 1
+            ctypes.c_uint8.from_address(message._envelope_memory.address + written - 1).value ^= 1
             return written
 
         return corrupt
 
-    for name in ("_put_whole", "_announce"):
-        monkeypatch.setattr(Outgoing, name, corrupting(getattr(Outgoing, name)))
+    for name in ("_write_short", "_announce"):
+        monkeypatch.setattr(SendOperation, name, corrupting(getattr(SendOperation, name)))
     room = np.zeros(count, np.float32)
     request = comm.Irecv(room, 0, 3)
     comm.Isend(np.ones(count, np.float32), 0, 3)
     with pytest.raises(FrameError) as raised:
         request.Wait()
     assert str(raised.value) == (
-        f"{WHERE}: expected a first part with the right checksum, got another one. "
-        "The message was damaged or cut short on its way, or something else wrote to this buffer."
+        f"{WHERE}: expected an envelope with a valid checksum, got a checksum mismatch. "
+        "The message was corrupted or truncated in transit, or its buffer was overwritten."
     )
     assert not room.any()
 

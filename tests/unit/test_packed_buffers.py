@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from mpi_gpucomp._call.staging import Packing
+from mpi_gpucomp._call.staging import PackedBuffers
 from mpi_gpucomp.device import Device, as_buffer
 from mpi_gpucomp.engine.layout import Blocks
 
@@ -24,8 +24,8 @@ def elements(blocks: Blocks | None) -> np.ndarray:
 
 
 def test_contiguous_buffers_are_not_packed(host: Device) -> None:
-    packing, blocks = Packing(host), whole(np.arange(5.0))
-    assert packing.via(blocks, writable=True) is blocks
+    packing, blocks = PackedBuffers(host), whole(np.arange(5.0))
+    assert packing.device_view(blocks, writable=True) is blocks
     assert not packing.needed
 
 
@@ -33,14 +33,14 @@ def test_contiguous_buffers_are_not_packed(host: Device) -> None:
 def test_strided_elements_are_packed_and_unpacked_and_gaps_stay_unchanged(host: Device, odd: bool) -> None:
     raw = np.frombuffer(bytearray(8 * 12 + 1), np.float64, 12, 1) if odd else np.zeros(24)[::2]
     raw[:] = np.arange(12)
-    packing, stream = Packing(host, wire=True), host.stream()
-    packed = packing.via(whole(raw), writable=True)
+    packing, stream = PackedBuffers(host, raw=True), host.stream()
+    packed = packing.device_view(whole(raw), writable=True)
     assert packing.needed
-    packing.fill(stream)
+    packing.pack(stream)
     there = elements(packed)
     assert there.tolist() == list(range(12))
     there[:] = there[::-1].copy()
-    packing.empty(stream)
+    packing.unpack(stream)
     stream.synchronize()
     stream.close()
     assert raw.tolist() == list(range(11, -1, -1))
@@ -48,23 +48,23 @@ def test_strided_elements_are_packed_and_unpacked_and_gaps_stay_unchanged(host: 
 
 
 def test_packed_elements_are_complete_before_the_wire_reads_them(host: Device) -> None:
-    packing, stream = Packing(host, wire=True), host.stream()
-    packed = packing.via(whole(np.arange(20.0)[::2]), writable=False)
+    packing, stream = PackedBuffers(host, raw=True), host.stream()
+    packed = packing.device_view(whole(np.arange(20.0)[::2]), writable=False)
     elements(packed)[:] = -1
     stream.run(lambda: time.sleep(0.2))
-    packing.fill(stream)
+    packing.pack(stream)
     assert elements(packed).tolist() == list(range(0, 20, 2))
-    packing.empty(stream)
+    packing.unpack(stream)
     stream.close()
 
 
 def test_packed_memory_returns_to_its_pool(host: Device) -> None:
     before = host.pool.statistics.in_use
-    packing, stream = Packing(host), host.stream()
-    packing.via(whole(np.zeros((50, 50))[:, :7]), writable=True)
-    packing.landing(whole(np.zeros(100)))
-    packing.fill(stream)
-    packing.empty(stream)
+    packing, stream = PackedBuffers(host), host.stream()
+    packing.device_view(whole(np.zeros((50, 50))[:, :7]), writable=True)
+    packing.deferred_output(whole(np.zeros(100)))
+    packing.pack(stream)
+    packing.unpack(stream)
     stream.synchronize()
     stream.close()
     assert host.pool.statistics.in_use == before
