@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.communicator import Communicator
 
-__all__ = ["CollectiveWork", "P2PWork", "OperationQueue", "irecv", "isend", "seconds", "skip_dynamo"]
+__all__ = ["CollectiveWork", "OperationQueue", "P2PWork", "irecv", "isend", "seconds", "skip_dynamo"]
 
 EXIT_SECONDS = 5.0
 """Time that queued collectives have to complete when the interpreter exits."""
