@@ -1,8 +1,13 @@
-"""Compression per message: what a point-to-point layer that compresses gives to collectives built on top of it.
+"""Baselines that are not this library: gloo, and compression of each message separately.
 
-Each hop encodes what it sends and decodes what it receives, knowing nothing of the hops before. With a lossy codec the
-error may add up, once for each hop that coded the values again, so ranks far from the root get worse values; the
-benchmark's caller decides what is still right.
+`Gloo(comm)`, `PerMessage(comm, codec)` and `PerMessageChain(comm, codec)` share one interface. Construction, `close()`
+and the methods are collective; arrays are contiguous numpy arrays of the same length on all ranks.
+
+    bcast(array, root=0)        broadcast the root's array
+    allreduce(send, recv)       sum; `recv` may be `send`
+    allgather(send, recv)       `recv` has one block per rank
+
+Gloo also has reduce, reduce_scatter, alltoall, gather and scatter.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ WHOLE = 1 << 30
 
 
 class PerMessage:
-    """Collectives of whole messages: the broadcast is MPI's usual binomial tree, the others are rings."""
+    """Collectives of separately compressed messages: broadcast is a binomial tree, the others are rings."""
 
     def __init__(self, comm: MPI.Intracomm, codec: str, *, chunk: int = WHOLE) -> None:
         """Let all ranks of `comm` make one.
@@ -57,24 +62,24 @@ class PerMessage:
         self._rank, self._size = comm.rank, comm.size
 
     def __enter__(self) -> PerMessage:
-        """Close it at the end of the block."""
+        """Return this object."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close it as the communicator would be closed."""
+        """Close the communicator."""
         self._comm.__exit__(kind, error, at)
 
     def close(self) -> None:
-        """Let all ranks free the communicator."""
+        """Free the communicator; collective."""
         self._comm.Free()
 
     def stats(self) -> tuple[int, int]:
-        """Return the bytes that were sent and received in frames so far; those of `none` are MPI's own."""
+        """Return the bytes sent and received in frames; `none` sends raw messages, which are not counted."""
         stats = self._comm.stats()
         return stats.bytes_sent, stats.bytes_received
 
     def bcast(self, array: Array, root: int = 0) -> None:
-        """Broadcast by a binomial tree: receive from the parent, then send to each child, the farthest first."""
+        """Broadcast along a binomial tree: receive from the parent, then send to the children, the farthest first."""
         flat, rank = array.reshape(-1), (self._rank - root) % self._size
         reach = 1
         while reach < self._size and not rank & reach:
@@ -87,15 +92,15 @@ class PerMessage:
                 self._comm.Send(flat, (rank + reach + root) % self._size, TAG, codec=self._codec)
 
     def allgather(self, send: Array, recv: Array) -> None:
-        """Pass every rank's array around a ring."""
+        """Gather along a ring."""
         blocks = np.split(recv.reshape(-1), self._size)
         blocks[self._rank][:] = send.reshape(-1)
-        self._pass_around(blocks, self._rank)
+        self._gather_blocks(blocks, self._rank)
 
     def allreduce(self, send: Array, recv: Array) -> None:
-        """Add up by a ring, in which each block collects the ranks' values and is then passed around.
+        """Reduce along a ring, then gather the sums along it.
 
-        With a lossy codec the ranks' results differ: only who added up a block has it as it was added up.
+        With a lossy codec the results of ranks differ: only the rank that summed a block has the exact sum.
         """
         flat = recv.reshape(-1)
         if send is not recv:
@@ -106,29 +111,29 @@ class PerMessage:
             own = blocks[(self._rank - step - 1) % self._size]
             self._exchange(blocks[(self._rank - step) % self._size], arriving[: own.size])
             np.add(own, arriving[: own.size], out=own)
-        self._pass_around(blocks, self._rank + 1)
+        self._gather_blocks(blocks, self._rank + 1)
 
-    def _pass_around(self, blocks: list[Array], first: int) -> None:
-        """Give all ranks all blocks around a ring; this one has its `first` already."""
+    def _gather_blocks(self, blocks: list[Array], first: int) -> None:
+        """Gather all blocks along the ring; this rank has block `first`."""
         for step in range(self._size - 1):
             self._exchange(blocks[(first - step) % self._size], blocks[(first - step - 1) % self._size])
 
     def _exchange(self, send: Array, recv: Array) -> None:
-        """Send to the next rank of the ring while receiving from the one before."""
+        """Send to the next rank of the ring while receiving from the previous one."""
         after, before = (self._rank + 1) % self._size, (self._rank - 1) % self._size
         self._comm.Sendrecv(send, after, TAG, recv, before, TAG, codec=self._codec)
 
 
 class PerMessageChain(PerMessage):
-    """The stronger form: a broadcast along a chain of ranks in many messages, several of them under way at a time."""
+    """A stronger baseline: a broadcast along a chain, in messages of a few MiB, several of them in flight."""
 
     def __init__(self, comm: MPI.Intracomm, codec: str, *, chunk: int = 1 << 20, message: int = 4 << 20) -> None:
-        """Let all ranks of `comm` make one, for messages of so many bytes; each is encoded in chunks as any other."""
+        """Create it for messages of `message` bytes, each encoded in chunks; collective."""
         super().__init__(comm, codec, chunk=chunk)
         self._message = message
 
     def bcast(self, array: Array, root: int = 0) -> None:
-        """Broadcast message by message: receive and decode one, encode it again for the next rank, and so on."""
+        """Broadcast message by message: each rank receives, decodes, encodes again and sends."""
         rank = (self._rank - root) % self._size
         messages = self._messages(array.reshape(-1))
         before, after = (self._rank - 1) % self._size, (self._rank + 1) % self._size
@@ -151,38 +156,37 @@ class PerMessageChain(PerMessage):
         return [flat[start : start + piece] for start in range(0, flat.size, piece)]
 
 
-# gloo, by way of torch.distributed, among the ranks of an MPI communicator.
-#
-# gloo connects over the interface that GLOO_SOCKET_IFNAME names, and else over the one that the host's name leads to.
-
 INTERFACE = "GLOO_SOCKET_IFNAME"
 TIMEOUT = timedelta(seconds=300)
 SIOCGIFADDR = 0x8915
-"""The request of ioctl for the address of an interface."""
+"""The ioctl request for an interface's address."""
 LOOPBACK = "127.0.0.1"
 
 
 class Gloo:
-    """A process group of gloo's; what gloo does in place begins with a copy to where the result shall be."""
+    """A gloo process group of torch.distributed; in-place operations begin with a copy to the receive buffer.
+
+    gloo connects over the interface in GLOO_SOCKET_IFNAME, or else the one that the host name resolves to.
+    """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """Let all ranks of `comm` make one."""
+        """Create the group; collective."""
         self._torch = _torch()
         self._comm, self._rank, self._size = comm, comm.rank, comm.size
-        self._store = self._meet()
+        self._store = self._connect_store()
         self._group: Any = self._torch.distributed.ProcessGroupGloo(self._store, comm.rank, comm.size, TIMEOUT)
 
     def __enter__(self) -> Gloo:
-        """Close it at the end of the block."""
+        """Return this object."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close it, unless an error may have kept other ranks from coming."""
+        """Close the group, unless an error may have kept other ranks away."""
         if error is None:
             self.close()
 
     def close(self) -> None:
-        """Let all ranks end the group together: rank 0 has the store that the others speak to."""
+        """Close the group; collective, because rank 0 serves the store."""
         if self._group is not None:
             self._comm.Barrier()
             self._group = None
@@ -190,53 +194,51 @@ class Gloo:
             self._store = None
 
     def bcast(self, array: Array, root: int = 0) -> None:
-        """Broadcast the array of the root."""
+        """Broadcast the root's array."""
         self._group.broadcast(self._bytes(array), root).wait()
 
     def allreduce(self, send: Array, recv: Array) -> None:
-        """Add up the arrays of all ranks."""
+        """Sum the arrays of all ranks."""
         _copy(send, recv)
         self._group.allreduce([self._numbers(recv)]).wait()
 
     def reduce(self, send: Array, recv: Array, root: int = 0) -> None:
-        """Add up the arrays of all ranks on the root; the others' `recv` is overwritten too."""
+        """Sum the arrays of all ranks on the root; `recv` is overwritten on all ranks."""
         _copy(send, recv)
         self._group.reduce(self._numbers(recv), root).wait()
 
     def allgather(self, send: Array, recv: Array) -> None:
-        """Put the arrays of all ranks behind each other, on all."""
+        """Concatenate the arrays of all ranks, on all ranks."""
         self._group.allgather([self._blocks(recv)], [self._bytes(send)]).wait()
 
     def reduce_scatter(self, send: Array, recv: Array) -> None:
-        """Add up the arrays of all ranks, of which each gets its part; the parts are equal."""
+        """Sum the arrays of all ranks and scatter the sum in equal blocks."""
         options = self._torch.distributed.ReduceScatterOptions()
         self._group._reduce_scatter_base(self._numbers(recv), self._numbers(send), options).wait()
 
     def alltoall(self, send: Array, recv: Array) -> None:
-        """Send every rank its part, and put what comes from each behind each other; the parts are equal."""
+        """Exchange equal blocks between all ranks."""
         self._group.alltoall_base(self._bytes(recv), self._bytes(send), [], []).wait()
 
     def gather(self, send: Array, recv: Array | None, root: int = 0) -> None:
-        """Put the arrays of all ranks behind each other, on the root."""
+        """Concatenate the arrays of all ranks on the root."""
         parts = [self._blocks(recv)] if recv is not None and self._rank == root else []
         self._group.gather(parts, [self._bytes(send)], self._rooted("Gather", root)).wait()
 
     def scatter(self, send: Array | None, recv: Array, root: int = 0) -> None:
-        """Send every rank its part of the root's array; the parts are equal."""
+        """Scatter the root's array in equal blocks."""
         parts = [self._blocks(send)] if send is not None and self._rank == root else []
         self._group.scatter([self._bytes(recv)], parts, self._rooted("Scatter", root)).wait()
 
-    # Arrays as tensors on the same memory
-
     def _bytes(self, array: Array) -> Any:
-        """Return the elements as bytes: gloo has not every type, and these need only travel."""
+        """Return the elements as bytes, because gloo lacks some types."""
         return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
 
     def _blocks(self, array: Array) -> list[Any]:
         return list(self._bytes(array).chunk(self._size))
 
     def _numbers(self, array: Array) -> Any:
-        """Return the elements as numbers to add up; 16 bits that numpy has no type for are bfloat16."""
+        """Return a tensor that gloo can sum; uint16 holds bfloat16."""
         flat = array.reshape(-1)
         if flat.dtype.name in ("bfloat16", "uint16"):
             return self._torch.from_numpy(flat.view(np.int16)).view(self._torch.bfloat16)
@@ -247,10 +249,8 @@ class Gloo:
         options.rootRank = root
         return options
 
-    # Where the ranks meet
-
-    def _meet(self) -> Any:
-        """Return a store that rank 0 serves, at an address that the others hear of over MPI."""
+    def _connect_store(self) -> Any:
+        """Return a store that rank 0 serves, at an address that it broadcasts over MPI."""
         one_host = len(set(self._comm.allgather(socket.gethostname()))) == 1
         make, at = self._torch.distributed.TCPStore, None
         if self._rank == 0:
@@ -269,7 +269,7 @@ def _copy(source: Array, target: Array) -> None:
 
 
 def own_address() -> str:
-    """Return where other hosts reach this one, over the interface that gloo is told to take."""
+    """Return this host's address on the interface that gloo uses."""
     named = os.environ.get(INTERFACE, "").split(",")[0]
     if not named:
         return socket.gethostbyname(socket.gethostname())
@@ -287,7 +287,7 @@ def own_address() -> str:
 
 
 def _torch() -> ModuleType:
-    # Else hosts whose addresses have no names make torch warn, once for each connection.
+    # torch warns for each connection to an address without a host name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         import torch
@@ -295,7 +295,7 @@ def _torch() -> ModuleType:
     except ImportError as error:
         raise DeviceError(
             "gloo",
-            expected="torch, which brings it",
+            expected="torch",
             got=f"{error}",
             remedy='Install it: pip install "mpi_gpucomp[torch]".',
         ) from error
@@ -303,7 +303,7 @@ def _torch() -> ModuleType:
         raise DeviceError(
             "gloo",
             expected="a torch that was built with gloo",
-            got=f"torch {torch.__version__} without it",
+            got=f"torch {torch.__version__} without gloo",
             remedy="Install a build for Linux from PyPI.",
         )
     return torch

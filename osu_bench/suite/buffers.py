@@ -1,4 +1,4 @@
-"""The memory that messages are in: numpy's, CuPy's or torch's, on the GPU that belongs to this rank of its host."""
+"""Message buffers: numpy, CuPy or torch, on the GPU of this local rank."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Memory:
-    """Buffers of numpy's."""
+    """numpy arrays in host memory."""
 
     name = "numpy"
     on_gpu = False
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> Any:
-        """Make a buffer."""
+        """Allocate a buffer."""
         return np.empty(count, dtype)
 
     def write(self, buffer: Any, values: Array) -> None:
@@ -31,20 +31,20 @@ class Memory:
         buffer[...] = values
 
     def host(self, buffer: Any) -> Array:
-        """Return what is in a buffer, on the host: the buffer itself if it is there."""
+        """Return a buffer's content in host memory, without a copy if it is there."""
         array: Array = buffer
         return array
 
     def as_bytes(self, buffer: Any) -> Any:
-        """Return the same memory as bytes."""
+        """Return a view of a buffer as bytes."""
         return buffer.view(np.uint8)
 
     def synchronise(self) -> None:
-        """Wait until the GPU has done everything that it was told, where there is one."""
+        """Wait for the GPU, if there is one."""
 
 
 class _Torch(Memory):
-    """Tensors, on a GPU if torch has one."""
+    """torch tensors, on a GPU if torch has one."""
 
     name = "torch"
 
@@ -57,32 +57,32 @@ class _Torch(Memory):
             torch.cuda.set_device(self._device)
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> Any:
-        """Make a tensor of the type of the same name."""
+        """Allocate a tensor of the same type."""
         return self._torch.empty(count, dtype=getattr(self._torch, str(dtype)), device=self._device)
 
     def write(self, buffer: Any, values: Array) -> None:
-        """Copy by bytes, which every type has."""
+        """Copy as bytes, which works for every type."""
         source = np.ascontiguousarray(values).view(np.uint8)
         buffer.view(self._torch.uint8).copy_(self._torch.from_numpy(source))
 
     def host(self, buffer: Any) -> Array:
-        """Read by bytes too."""
+        """Copy as bytes."""
         name = str(buffer.dtype).removeprefix("torch.")
         array: Array = buffer.view(self._torch.uint8).cpu().numpy()
         return array.view(_dtype(name))
 
     def as_bytes(self, buffer: Any) -> Any:
-        """Ask torch for it."""
+        """Return a view as torch.uint8."""
         return buffer.view(self._torch.uint8)
 
     def synchronise(self) -> None:
-        """Wait for the whole GPU: whatever stream the work is on."""
+        """Wait for all streams of the GPU."""
         if self.on_gpu:
             self._torch.cuda.synchronize()
 
 
 class _Cupy(Memory):
-    """Arrays of CuPy's."""
+    """CuPy arrays on a GPU."""
 
     name, on_gpu = "cupy", True
 
@@ -93,20 +93,20 @@ class _Cupy(Memory):
         cupy.cuda.Device(local_rank % cupy.cuda.runtime.getDeviceCount()).use()
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> Any:
-        """Make an array."""
+        """Allocate an array."""
         return self._cupy.empty(count, dtype)
 
     def write(self, buffer: Any, values: Array) -> None:
-        """Copy, and wait for it."""
+        """Copy synchronously."""
         buffer.set(np.ascontiguousarray(values))
 
     def host(self, buffer: Any) -> Array:
-        """Copy, and wait for it."""
+        """Copy synchronously."""
         array: Array = self._cupy.asnumpy(buffer)
         return array
 
     def synchronise(self) -> None:
-        """Wait for the whole GPU."""
+        """Wait for all streams of the GPU."""
         self._cupy.cuda.Device().synchronize()
 
 
@@ -120,7 +120,7 @@ KINDS: dict[str, Any] = {"numpy": lambda _: Memory(), "cupy": _Cupy, "torch": _T
 
 
 def memory(kind: str, comm: MPI.Intracomm) -> Memory:
-    """Return the memory of a kind, with each rank bound to a GPU by its place among the ranks of its host."""
+    """Return the memory of a kind; each rank uses the GPU of its local rank."""
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)

@@ -1,7 +1,7 @@
-"""What messages are filled with: the same on every rank, without sending it, and cheap to make and to check.
+"""Message data that every rank can generate and verify without communication.
 
-A pool of values is drawn once. The elements that rank r sends are the pool from some place on, over and over; so every
-rank knows what every other one sends, and results are compared piece by piece, with no second copy of a message.
+A pool of values is drawn once. Each message repeats the pool from an offset that depends on its seed, so a rank knows
+what every other rank sends, and compares results block by block without a second copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 POOL_BYTES = 1 << 24
 STRIDE = 1_000_003
-"""Elements between the starts of two ranks' messages: no multiple of a chunk or a block."""
+"""Offset between messages of consecutive seeds; not a multiple of a chunk or block."""
 DEVIATION = 0.02
 
 
@@ -36,14 +36,14 @@ def _weights_bf16(count: int, random: np.random.Generator) -> Array:
 
 
 def _gradients(count: int, random: np.random.Generator) -> Array:
-    """Draw values whose scale differs from layer to layer and from row to row, with heavy tails, as gradients have."""
+    """Draw heavy-tailed values whose scale varies by row, like gradients."""
     rows = -(-count // 1024)
     scales = np.repeat(1e-3 * np.exp(random.normal(0, 1, rows)), 1024)[:count]
     return (scales * random.standard_t(4, count)).astype(np.float32)
 
 
 def _smooth(count: int, random: np.random.Generator) -> Array:
-    """Lay waves of a few lengths over each other, as in a simulated field."""
+    """Superpose waves of several lengths, like a simulated field."""
     place = np.arange(count)
     waves = [np.sin(place / length + random.uniform(0, 6)) / n for n, length in enumerate((9000, 700, 60), 1)]
     total: Array = np.sum(waves, axis=0).astype(np.float32)
@@ -67,11 +67,11 @@ KINDS: dict[str, Callable[[int, np.random.Generator], Array]] = {
     "random": _random,
 }
 TYPES = {"mpi_char": np.uint8, "mpi_int": np.int32, "mpi_float": np.float32, "mpi_double": np.float64}
-"""Element types by the names that the OSU benchmarks have for them."""
+"""Element types by their names in the OSU benchmarks."""
 
 
 def bfloat16() -> np.dtype[Any]:
-    """Return numpy's type for bfloat16, which a package brings."""
+    """Return the numpy dtype of bfloat16, from ml_dtypes."""
     try:
         import ml_dtypes
     except ImportError as error:
@@ -86,17 +86,17 @@ def bfloat16() -> np.dtype[Any]:
 
 
 class Values:
-    """The elements of messages, by where they begin in the pool."""
+    """The elements of messages, by seed."""
 
     def __init__(self, kind: str = "weights", element: str | None = None) -> None:
-        """Take one of KINDS or the path of a `.npy` file, as elements of one of TYPES (their own otherwise)."""
+        """Use one of KINDS or a `.npy` file, converted to one of TYPES if `element` is given."""
         self.kind = kind
         self.pool = _typed(_pool(kind), element)
         self.dtype = self.pool.dtype
 
     @property
     def type_name(self) -> str:
-        """Say what the elements are, in MPI's words where it has some."""
+        """The MPI name of the element type, or numpy's."""
         found = (name.upper() for name, dtype in TYPES.items() if self.dtype == dtype)
         return next(found, str(self.dtype).upper())
 
@@ -106,7 +106,7 @@ class Values:
             piece[...] = values
 
     def wrong(self, array: Array, seed: int, tolerance: float = 0.0) -> int:
-        """Count the elements that are not those of a message, bit for bit or by more than `tolerance`."""
+        """Count elements that differ from a message in any bit, or by more than `tolerance`."""
         return sum(differing(piece, values, tolerance) for piece, values in self._blocks(array, seed))
 
     def max_error(self, array: Array, seed: int) -> float:
@@ -115,7 +115,7 @@ class Values:
         return float(max(errors))
 
     def wrong_sum(self, array: Array, seeds: range, first: int = 0, tolerance: float = 0.0) -> int:
-        """Count the elements that are not the sums of these messages, from their element `first` on."""
+        """Count elements that differ from the sum of these messages, beginning at their element `first`."""
         rounding = len(seeds) * self._rounding()
         wrong, step = 0, 1 << 20
         for start in range(0, array.size, step):
@@ -127,7 +127,7 @@ class Values:
         return wrong
 
     def _rounding(self) -> float:
-        """Return by how much adding one more element may round."""
+        """Return the rounding error of one addition."""
         if self.dtype.kind in "iu":
             return 0.0
         largest = float(np.max(np.abs(self.pool.astype(np.float64)))) or 1.0
@@ -159,14 +159,14 @@ def _pool(kind: str) -> Array:
             "option --data",
             expected=f"{', '.join(KINDS)} or a .npy file",
             got=kind,
-            remedy="Write values of your own with numpy.save.",
+            remedy="Save your own values with numpy.save.",
         )
     values = read_sample(path)
     return values.array.view(bfloat16()) if values.dtype.name == "bfloat16" else values.array
 
 
 def _typed(pool: Array, element: str | None) -> Array:
-    """Let floats be floats of another width, and anything be bytes; what is asked for otherwise is read as it lies."""
+    """Convert to another float type, or reinterpret the bytes as integers."""
     if element is None:
         return pool
     dtype = np.dtype(TYPES[element])
@@ -176,7 +176,7 @@ def _typed(pool: Array, element: str | None) -> Array:
 
 
 def differing(got: Array, expected: Array, tolerance: float) -> int:
-    """Count where two arrays differ: in any bit, or by more than a tolerance."""
+    """Count the elements in which two arrays differ: in any bit, or by more than a tolerance."""
     if got.size != expected.size:
         raise BufferSpecError("result", expected=f"{expected.size} elements", got=str(got.size), remedy="")
     if tolerance == 0 and got.dtype == expected.dtype:

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: the flags and defaults of the OSU micro-benchmarks, and ours behind them."""
+"""Flags and defaults of the benchmarks: those of the OSU micro-benchmarks, and our own."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Defaults", "Flags", "add_flags"]
 
 LARGE = 8192
-"""Messages of more bytes are repeated less often."""
+"""Above this many bytes, the defaults for large messages apply."""
 COLUMNS = ("ratio", "wire", "algbw", "busbw", "wrong", "limit", "note")
 
 
 class Defaults(NamedTuple):
-    """What a family of benchmarks does unless told otherwise, as in the OSU micro-benchmarks."""
+    """Defaults of a family of benchmarks, as in the OSU micro-benchmarks."""
 
     largest: int
     iterations: tuple[int, int]
-    """For small messages and for large ones."""
+    """For small and for large messages."""
     warm_up: tuple[int, int]
     smallest: int = 1
 
 
+def is_baseline(name: str) -> bool:
+    """Return True if a candidate is not this library's."""
+    return name in ("mpi", "mpi-tuned", "gloo") or name.startswith("p2p")
+
+
 class Flags(argparse.Namespace):
-    """What was asked for."""
+    """The parsed flags."""
 
     benchmark: str
     defaults: Defaults
@@ -60,20 +65,19 @@ class Flags(argparse.Namespace):
 
     @property
     def candidates(self) -> list[str]:
-        """The names of those who take part."""
+        """The names of the candidates."""
         names = self.compare or [self.codec]
-        ours = ("mpi", "mpi-tuned", "gloo")
         suffix = f"@{self.algorithm}" if self.algorithm else ""
-        return [name if name in ours or name.startswith("p2p") or "@" in name else f"{name}{suffix}" for name in names]
+        return [name if is_baseline(name) or "@" in name else f"{name}{suffix}" for name in names]
 
     def repeats(self, size: int) -> tuple[int, int]:
-        """Return how often a message is sent to warm up, and how often to be measured."""
+        """Return the numbers of warm-up and measured iterations."""
         large = size > LARGE
         warm_up = self.defaults.warm_up[large] if self.warmup is None else self.warmup
         return warm_up, self.defaults.iterations[large] if self.iterations is None else self.iterations
 
     def sizes(self, itemsize: int, buffers_each: int = 1) -> list[int]:
-        """Return the sizes that fit: at least an element, and no more memory on a rank than the limit."""
+        """Return the sizes of at least one element whose buffers fit into the memory limit."""
         least, most = self.message_size or (None, self.defaults.largest)
         least = self.defaults.smallest if least is None else least
         return [
@@ -84,12 +88,12 @@ class Flags(argparse.Namespace):
 
 
 def columns(text: str) -> list[str]:
-    """Read a list of columns."""
-    asked = list(COLUMNS) if text == "all" else names(text)
-    unknown = [name for name in asked if name not in COLUMNS]
+    """Parse a list of columns."""
+    chosen = list(COLUMNS) if text == "all" else names(text)
+    unknown = [name for name in chosen if name not in COLUMNS]
     if unknown:
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(COLUMNS)} or all, got {unknown[0]!r}")
-    return asked
+    return chosen
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -99,7 +103,7 @@ def _at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
         return value
 
-    read.__name__ = "number"  # argparse names it in its own errors
+    read.__name__ = "number"  # argparse prints this name in its errors
     return read
 
 
@@ -113,12 +117,12 @@ def add_flags(parser: argparse.ArgumentParser, *, windows: bool, nonblocking: bo
     add("-M", "--mem-limit", type=number, default=1 << 29, metavar="SIZE", help="bytes of buffers on a rank (512M)")
     add("-f", "--full", action="store_true", help="add minimum, maximum and number of iterations")
     add("-z", "--tail-lat", action="store_true", help="add P50, P90 and P99")
-    add("-c", "--validation", action="store_true", help="add whether the results were right; they are looked at anyway")
-    add("-T", "--type", choices=sorted(data.TYPES), help="elements, instead of those that the data have")
-    add("-d", "--accelerator", choices=["cuda"], help="messages in the memory of a GPU: --buffer cupy")
-    add("-G", "--graph", type=names, default=[], metavar="tty,png,pdf", help="draw the latencies, as osu_NAME.png")
+    add("-c", "--validation", action="store_true", help="add a column Pass or Fail; results are always verified")
+    add("-T", "--type", choices=sorted(data.TYPES), help="element type, instead of the type of the data")
+    add("-d", "--accelerator", choices=["cuda"], help="buffers in GPU memory: --buffer cupy")
+    add("-G", "--graph", type=names, default=[], metavar="tty,png,pdf", help="plot the latencies, as osu_NAME.png")
     if windows:
-        add("-W", "--window-size", type=_at_least(1), default=64, metavar="N", help="messages before a pause (64)")
+        add("-W", "--window-size", type=_at_least(1), default=64, metavar="N", help="messages in flight (64)")
     if pairs:
         add("-p", "--pairs", type=_at_least(1), metavar="N", help="pairs of ranks (all)")
     if nonblocking:
@@ -127,16 +131,16 @@ def add_flags(parser: argparse.ArgumentParser, *, windows: bool, nonblocking: bo
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("besides").add_argument
-    add("--buffer", choices=sorted(buffers.KINDS), default="numpy", help="whose memory messages are in")
-    add("--codec", default="auto", help="a codec's spec, or another candidate (auto)")
+    add = parser.add_argument_group("osu_bench").add_argument
+    add("--buffer", choices=sorted(buffers.KINDS), default="numpy", help="library that allocates the buffers")
+    add("--codec", default="auto", help="codec spec or other candidate (auto)")
     add("--compare", type=names, metavar="A,B,...", help="mpi, mpi-tuned, gloo, p2p:CODEC, p2p-chain:CODEC, codecs")
-    add("--step", type=_at_least(2), default=2, metavar="N", help="how many times larger the next size is (2)")
-    add("--seconds", type=float, metavar="S", help="stop repeating a size after so long")
-    add("--algorithm", help="one of `python -m mpi_gpucomp algorithms`, or an MSCCL XML file")
-    add("--chunk", type=number, metavar="SIZE", help="bytes of a chunk (chosen by the message)")
+    add("--step", type=_at_least(2), default=2, metavar="N", help="factor between sizes (2)")
+    add("--seconds", type=float, metavar="S", help="time limit per size; 3 iterations are always made")
+    add("--algorithm", help="algorithm name (see `gpucomp algorithms`) or MSCCL XML file")
+    add("--chunk", type=number, metavar="SIZE", help="chunk size (chosen by message size)")
     add("--data", default="weights", help=f"{', '.join(data.KINDS)} or a .npy file (weights)")
     add("--columns", type=columns, default=[], metavar="A,B,...", help=f"further columns: {', '.join(COLUMNS)}, all")
-    add("--json", metavar="FILE", help="write the results; add to those that are there")
+    add("--json", metavar="FILE", help="write the results, appending to an existing file")
     add("--csv", metavar="FILE")
-    add("--plot", metavar="FILE", help="draw the results: .png, .svg or .pdf")
+    add("--plot", metavar="FILE", help="plot the results: .png, .svg or .pdf")

@@ -1,4 +1,4 @@
-"""Messages between two ranks: ping-pong latency, bandwidth one way and both ways, and of many pairs at once."""
+"""Point-to-point benchmarks: latency, uni- and bidirectional bandwidth, and message rate of many pairs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["BANDWIDTH", "LATENCY", "bandwidth", "latency", "message_rate"]
 
 LATENCY = Defaults(largest=1 << 22, iterations=(10000, 1000), warm_up=(100, 10))
 BANDWIDTH = Defaults(largest=1 << 22, iterations=(100, 20), warm_up=(10, 2))
-TAG, ANSWER = 11, 12
+TAG, REPLY = 11, 12
 
 
 class _Pair:
-    """The partner of this rank, and the buffers between them."""
+    """The peer of this rank, and the buffers between them."""
 
     def __init__(self, bench: Bench, size: int, pairs: int) -> None:
         self.bench, self.pairs = bench, pairs
@@ -41,35 +41,35 @@ class _Pair:
         bench.memory.write(self.incoming, np.full(count, 77, bench.values.dtype))
 
     def wrong(self, tolerance: float) -> int:
-        """Count the wrong elements of what came last."""
+        """Return the number of wrong elements in the last message received."""
         return self.bench.values.wrong(self.bench.memory.host(self.incoming), self.peer, tolerance)
 
 
 def latency(flags: Flags) -> int:
-    """Measure half of the time that a message takes there and back."""
-    return _carry_out(flags, "Latency", "latency", _ping_pong, halves=2, receives_all=True)
+    """Measure half the round-trip time of a message."""
+    return _run(flags, "Latency", "latency", _ping_pong, halves=2, receives_all=True)
 
 
 def bandwidth(flags: Flags) -> int:
-    """Measure how fast windows of messages go, one way (`bw`) or both ways (`bibw`)."""
+    """Measure the bandwidth of windows of messages, in one direction (`bw`) or both (`bibw`)."""
     both = flags.benchmark == "bibw"
     title = "Bi-Directional Bandwidth" if both else "Bandwidth"
-    return _carry_out(flags, title, "bandwidth", _exchange if both else _stream, ways=1 + both, receives_all=both)
+    return _run(flags, title, "bandwidth", _exchange if both else _stream, directions=1 + both, receives_all=both)
 
 
 def message_rate(flags: Flags) -> int:
     """Measure bandwidth and message rate of many pairs."""
-    return _carry_out(flags, "Multiple Bandwidth / Message Rate", "message rate", _stream, many=True)
+    return _run(flags, "Multiple Bandwidth / Message Rate", "message rate", _stream, many=True)
 
 
-def _carry_out(
+def _run(
     flags: Flags,
     title: str,
     style: str,
     transfer: Callable[[Channel, _Pair, int], None],
     *,
     halves: int = 1,
-    ways: int = 1,
+    directions: int = 1,
     many: bool = False,
     receives_all: bool = False,
 ) -> int:
@@ -80,15 +80,15 @@ def _carry_out(
     def measure(size: int) -> list[Row]:
         pair = _Pair(bench, size, pairs)
 
-        def turn(one: Candidate) -> tuple[float, int]:
+        def iterate(one: Candidate) -> tuple[float, int]:
             channel = one.channel()
             seconds = bench.timed(lambda: transfer(channel, pair, window) if pair.active else None)
             received = pair.active and (receives_all or not pair.first)
             return seconds / halves, pair.wrong(one.message_tolerance(bench.values)) if received else 0
 
-        rows = bench.measure(size, turn)
+        rows = bench.measure(size, iterate)
         for row in rows:
-            _set_rate(row, size * window * ways * pairs, window * ways * pairs)
+            _set_rate(row, size * window * directions * pairs, window * directions * pairs)
         return rows
 
     try:
@@ -99,15 +99,15 @@ def _carry_out(
 
 
 def _pairs(bench: Bench, *, many: bool) -> int:
-    asked = getattr(bench.flags, "pairs", None) or (bench.ranks // 2 if many else 1)
-    enough = bench.ranks >= 2 * asked > 0
+    pairs = getattr(bench.flags, "pairs", None) or (bench.ranks // 2 if many else 1)
+    enough = bench.ranks >= 2 * pairs > 0
     if enough and (many or bench.ranks == 2):
-        return int(asked)
+        return int(pairs)
     raise SpecError(
         f"benchmark {bench.flags.benchmark}",
-        expected=f"{2 * max(1, asked)} ranks{' or more' * many}",
+        expected=f"{2 * max(1, pairs)} ranks{' or more' * many}",
         got=str(bench.ranks),
-        remedy=f"Start it with mpirun -n {2 * max(1, asked)}.",
+        remedy=f"Use mpirun -n {2 * max(1, pairs)}.",
         rank=bench.rank,
     )
 
@@ -127,13 +127,13 @@ def _ping_pong(channel: Channel, pair: _Pair, window: int) -> None:
 
 
 def _stream(channel: Channel, pair: _Pair, window: int) -> None:
-    """Send a window of messages, and wait for a short answer."""
+    """Send a window of messages and wait for a short reply."""
     if pair.first:
         _wait([channel.start_send(pair.outgoing, pair.peer, TAG) for _ in range(window)])
-        pair.bench.comm.Recv(np.empty(1, np.uint8), pair.peer, ANSWER)
+        pair.bench.comm.Recv(np.empty(1, np.uint8), pair.peer, REPLY)
     else:
         _wait([channel.start_receive(pair.incoming, pair.peer, TAG) for _ in range(window)])
-        pair.bench.comm.Send(np.zeros(1, np.uint8), pair.peer, ANSWER)
+        pair.bench.comm.Send(np.zeros(1, np.uint8), pair.peer, REPLY)
 
 
 def _exchange(channel: Channel, pair: _Pair, window: int) -> None:

@@ -1,6 +1,6 @@
-"""What was measured, as data: one row for a candidate and size, the runs that rows belong to, and the machine.
+"""Results: rows (one per candidate and size), runs, the machine, and their JSON and CSV files.
 
-A file holds any number of runs, so that those of several networks and MPIs can stand side by side in one report.
+A file holds any number of runs, so that one report can compare several networks and MPI libraries.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ VERSION, READABLE = 2, (1, 2)
 
 @dataclass(frozen=True)
 class Network:
-    """The links between the ranks, where they are known."""
+    """The links between the ranks."""
 
     hosts: int
     rate: float | None
-    """Bits a second of each host's link, each way; None where nothing limits it."""
+    """Bits per second of each host's link, per direction; None if unshaped."""
     rails: int = 1
 
 
 @dataclass
 class Row:
-    """The measurements of one candidate with one size."""
+    """The measurements of one candidate at one size."""
 
     size: int
-    """Bytes of the message, as the OSU benchmarks count them."""
+    """Bytes of the message, as the OSU benchmarks define it."""
     candidate: str
     times_us: list[float]
-    """For each iteration the microseconds of the slowest rank."""
+    """Microseconds of the slowest rank, for each iteration."""
     average_us: float
-    """Mean over iterations and ranks, which is what the OSU benchmarks call latency."""
+    """Mean over iterations and ranks: the latency of the OSU benchmarks."""
     fastest_us: float
     slowest_us: float
-    """The mean of the fastest and of the slowest rank."""
+    """Means of the fastest and of the slowest rank."""
     wrong: int = 0
-    """Elements that are not what they should be, of all ranks and iterations."""
+    """Wrong elements on all ranks in all iterations."""
     ratio: float | None = None
-    """Plain bytes over bytes on the wire; None where nobody knows (inside MPI's own)."""
+    """Raw bytes over bytes on the wire; None for native MPI, whose traffic is not counted."""
     wire_bytes: int | None = None
-    """Bytes that left the rank that sent most."""
+    """Bytes sent or received by the busiest rank."""
     limit_us: float | None = None
-    """What the wire alone would take for these bytes."""
+    """Microseconds that these bytes take at the rate of the link."""
     algbw: float | None = None
     busbw: float | None = None
-    """GB/s, as nccl-tests count them."""
+    """GB/s, as nccl-tests define them."""
     note: str = ""
-    """Which algorithm was found best, and the like."""
+    """The plan or algorithm that was chosen."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Columns that only some benchmarks have: overlap, message rate."""
+    """Figures of some benchmarks only: overlap, message rate, max_error."""
 
     @property
     def median_us(self) -> float:
-        """The figure that candidates are compared by."""
+        """The median, by which candidates are compared."""
         return median(self.times_us)
 
     def percentile(self, percent: int) -> float:
-        """Return the time that so many percent of the iterations stay below."""
+        """Return a percentile of the iterations."""
         if len(self.times_us) == 1:
             return self.times_us[0]
         return quantiles(self.times_us, n=100, method="inclusive")[percent - 1]
@@ -101,30 +101,30 @@ class Run:
         return sorted({row.size for row in self.rows})
 
     def candidates(self) -> list[str]:
-        """Return the candidates, in the order in which they were named."""
+        """Return the candidates in the order given."""
         return list(dict.fromkeys(row.candidate for row in self.rows))
 
     def row(self, candidate: str, size: int) -> Row | None:
-        """Return the row of a candidate and size, if it was measured."""
+        """Return the row of a candidate and size, or None."""
         return next((row for row in self.rows if row.candidate == candidate and row.size == size), None)
 
 
 @dataclass
 class Results:
-    """Everything in a file."""
+    """The content of a file."""
 
     runs: list[Run] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path | str) -> None:
-        """Write them as JSON, in one step: whoever is interrupted has the old file or the new one."""
+        """Write JSON atomically: an interrupt leaves the old file or the new one."""
         text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
         partial = Path(f"{path}.partial")
         partial.write_text(text + "\n")
         partial.replace(path)
 
     def save_csv(self, path: Path | str) -> None:
-        """Write a line for each row, with the conditions of its run in front."""
+        """Write CSV: one line per row, which begins with the conditions of its run."""
         lines = [_flat(run, row) for run in self.runs for row in run.rows]
         with Path(path).open("w", newline="") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(name for line in lines for name in line)), restval="")
@@ -145,7 +145,7 @@ def _flat(run: Run, row: Row) -> dict[str, Any]:
 
 
 def load(path: Path | str) -> Results:
-    """Read a file that `save` has written."""
+    """Read and validate a file that `save` has written."""
     try:
         content = json.loads(Path(path).read_text())
         return _results(content)
@@ -203,12 +203,12 @@ def _made(kind: type[Any], content: Any, where: str) -> Any:
 
 
 def merge(several: Sequence[Results]) -> Results:
-    """Put the runs of several files into one; the machine is that of the first."""
+    """Concatenate the runs of several files; the machine is that of the first."""
     return Results([run for results in several for run in results.runs], several[0].machine if several else {})
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine as far as it matters to figures."""
+    """Describe this machine."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -231,7 +231,7 @@ def _processor() -> str:
 
 
 def row_of(size: int, candidate: str, by_iteration: Sequence[Sequence[float]], **measured: Any) -> Row:
-    """Make a row of the microseconds of each iteration on each rank."""
+    """Return a row, given the microseconds of each iteration on each rank."""
     of_ranks = [mean(times) for times in zip(*by_iteration, strict=True)]
     slowest = [max(times) for times in by_iteration]
     return Row(size, candidate, slowest, mean(of_ranks), min(of_ranks), max(of_ranks), **measured)

@@ -1,4 +1,4 @@
-"""The tables that are printed: those of the OSU micro-benchmarks, which scripts read, or one for a comparison."""
+"""Printed tables: the format of the OSU micro-benchmarks, and a table for comparisons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Table", "bars", "osu_version"]
 
 osu_version = "v7.4"
-"""The version of the OSU micro-benchmarks whose format this is."""
+"""The version of the OSU micro-benchmarks whose format is printed."""
 
 Cell = tuple[str, "Callable[[Row], str]"]
 
@@ -23,7 +23,7 @@ def _number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
-OWN: dict[str, Cell] = {
+EXTRA: dict[str, Cell] = {
     "ratio": ("Ratio", lambda row: _number(row.ratio)),
     "wire": ("Wire(bytes)", lambda row: _number(row.wire_bytes, "d")),
     "algbw": ("algbw(GB/s)", lambda row: _number(row.algbw)),
@@ -88,7 +88,7 @@ BAR = 60
 
 
 def bars(rows: Sequence[Row]) -> str:
-    """Draw the medians as bars, by their logarithms, for a terminal."""
+    """Draw the medians as bars on a logarithmic scale."""
     times = [row.median_us for row in rows]
     least, most = math.log(min(times)), math.log(max(times))
     width = max(len(row.candidate) for row in rows)
@@ -101,10 +101,10 @@ def bars(rows: Sequence[Row]) -> str:
 
 
 class Table:
-    """One candidate: the format of the OSU micro-benchmarks, with our columns, if asked for, behind theirs."""
+    """The table of one candidate: the columns of the OSU micro-benchmarks, then those of --columns."""
 
     def __init__(self, title: str, type_name: str, style: str, flags: Flags, *, sized: bool = True) -> None:
-        """Lay out the columns; `sized` is False for a barrier, which has no size."""
+        """Choose the columns; `sized` is False for a barrier, which has no size."""
         self._title, self._type, self._sized = title, type_name, sized
         self._cells = STYLES[style](flags)
         if flags.tail_lat and style == "latency":
@@ -112,7 +112,7 @@ class Table:
             self._cells += [(f"P{percent} Tail Lat(us)", _tail(percent)) for percent in tails]
         if flags.validation:
             self._cells.append(("Validation", lambda row: "Fail" if row.wrong else "Pass"))
-        self._cells += [OWN[name] for name in flags.columns]
+        self._cells += [EXTRA[name] for name in flags.columns]
 
     def header(self) -> str:
         """Return the lines above the rows."""
@@ -129,13 +129,13 @@ class Table:
 
 
 class Comparison:
-    """Several candidates, a line for each: its median, how many times the first one's that is, and further columns."""
+    """The table of a comparison: each candidate's median, its ratio to the first one's, and further columns."""
 
     def __init__(self, title: str, names: Sequence[str], columns: Sequence[str]) -> None:
-        """Give candidates room for their names."""
+        """Fit the first column to the longest name."""
         self._title, self._lead = title, names[0]
         self._width = max(len("Candidate"), *map(len, names)) + 2
-        self._extra = [OWN[name] for name in columns]
+        self._extra = [EXTRA[name] for name in columns]
 
     def header(self) -> str:
         """Return the lines above the rows."""

@@ -59,7 +59,7 @@ def test_without_torch_there_is_no_gloo() -> None:
         "except RuntimeError as error: print(error)"
     )
     assert said_by(program) == (
-        "gloo: expected torch, which brings it, got import of torch halted; None in sys.modules. "
+        "gloo: expected torch, got import of torch halted; None in sys.modules. "
         'Install it: pip install "mpi_gpucomp[torch]".'
     )
 

@@ -86,7 +86,7 @@ def test_messages_between_two(name, ranks, columns):
         assert [row[0] for row in rows] == ["1024", "131072"] and all(len(row) == columns for row in rows)
     done = run(3, "-m", "osu_bench", "latency")
     assert done.returncode == 2
-    assert "benchmark latency: expected 2 ranks, got 3. Start it with mpirun -n 2." in done.stderr
+    assert "benchmark latency: expected 2 ranks, got 3. Use mpirun -n 2." in done.stderr
 
 
 def test_a_barrier_has_no_size():
