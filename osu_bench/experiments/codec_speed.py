@@ -1,8 +1,7 @@
-"""How fast the codecs are on one host thread, as ratios to well-known libraries.
+"""Codec throughput on one host thread, relative to well-known libraries.
 
-Every figure compares two candidates that take turns, call by call, so that what else the machine does hits both alike;
-a figure is the ratio of their medians. The data are chunks of normal(0, 0.02), and each result is verified before it is
-timed. A codec is called as the library calls it: memory taken beforehand, the answer awaited.
+Each figure compares two candidates that alternate call by call, and is the ratio of their medians. The data is drawn
+from normal(0, 0.02); each result is verified before it is timed. Memory is allocated beforehand.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["Figure", "figures", "main"]
 
 Array = NDArray[Any]
 Call = Callable[[int], object]
-"""One candidate's work on the chunk of this number."""
+"""A candidate's call, given the index of a chunk."""
 
 DEVIATION = 0.02
 RATE = 8
@@ -41,7 +40,7 @@ CHUNKS = 4
 
 @dataclass(frozen=True)
 class Figure:
-    """A ratio that was measured, the target it should reach, and the speed of both sides in MB/s of plain data."""
+    """A measured ratio, its target, and the throughput of both sides in MB/s of raw data."""
 
     name: str
     measured: float
@@ -51,19 +50,19 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """Whether the target is reached."""
+        """True if the target is reached."""
         return self.measured >= self.target
 
 
-class Contest:
-    """Runs candidates in turns on chunks of so many bytes."""
+class Comparison:
+    """Times two candidates alternately on chunks of `nbytes` bytes."""
 
     def __init__(self, nbytes: int, rounds: int) -> None:
-        """Fix the chunk's size and how often each candidate runs."""
+        """Set the chunk size and the number of rounds."""
         self._nbytes, self._rounds = nbytes, rounds
 
     def run(self, name: str, target: float, ours: Call, theirs: Call) -> Figure:
-        """Time both in turns and compare them."""
+        """Time both and compare them."""
         times: tuple[list[float], list[float]] = ([], [])
         for chunk in islice(cycle(range(CHUNKS)), self._rounds):
             for call, taken in zip((ours, theirs), times, strict=True):
@@ -75,10 +74,10 @@ class Contest:
 
 
 class Ours:
-    """A codec on one thread, with room for the encoding of each chunk and for one decoded chunk."""
+    """A codec on one thread, with buffers for all encoded chunks and one decoded chunk."""
 
     def __init__(self, spec: str, chunks: list[Array], dtype: str) -> None:
-        """Take all memory and encode every chunk once."""
+        """Allocate the buffers and encode every chunk once."""
         kind = dtype_of_name(dtype)
         assert kind is not None
         device = HostDevice()
@@ -103,7 +102,7 @@ class Ours:
 
 
 def weights(count: int) -> list[Array]:
-    """Draw the chunks, of so many values each."""
+    """Draw the chunks, of `count` values each."""
     return [np.random.default_rng(seed).normal(0, DEVIATION, count).astype(np.float32) for seed in range(CHUNKS)]
 
 
@@ -114,12 +113,12 @@ def as_bfloat16(values: Array) -> Array:
 
 
 def verify(right: bool, what: str) -> None:
-    """End the benchmark if a candidate computes something else."""
+    """Exit if a result is wrong."""
     if not right:
-        sys.exit(f"{what}: the result is wrong, so its time means nothing")
+        sys.exit(f"{what}: wrong result, not timed")
 
 
-def zfp_figures(contest: Contest, chunks: list[Array]) -> list[Figure]:
+def zfp_figures(comparison: Comparison, chunks: list[Array]) -> list[Figure]:
     """Compare zfp with zfpy, in both directions."""
     ours = Ours(f"zfp:rate={RATE}", chunks, "float32")
     encoded = [zfpy.compress_numpy(chunk, rate=RATE, write_header=False) for chunk in chunks]
@@ -133,39 +132,39 @@ def zfp_figures(contest: Contest, chunks: list[Array]) -> list[Figure]:
 
     verify(np.array_equal(ours.decode(0), decode(0)), "zfp")
     return [
-        contest.run(f"zfp:rate={RATE} encode / zfpy", 6, ours.encode, encode),
-        contest.run(f"zfp:rate={RATE} decode / zfpy", 5, ours.decode, decode),
+        comparison.run(f"zfp:rate={RATE} encode / zfpy", 6, ours.encode, encode),
+        comparison.run(f"zfp:rate={RATE} decode / zfpy", 5, ours.decode, decode),
     ]
 
 
-def bound_figures(contest: Contest, chunks: list[Array]) -> list[Figure]:
+def bound_figures(comparison: Comparison, chunks: list[Array]) -> list[Figure]:
     """Compare the bound codec at 1 % of the standard deviation with our own zfp."""
     ours, zfp = Ours(f"bound:abs={BOUND}", chunks, "float32"), Ours(f"zfp:rate={RATE}", chunks, "float32")
     error = abs(ours.decode(0).astype(np.float64) - chunks[0])
     verify(error.max() <= BOUND, "bound")
-    return [contest.run(f"bound:abs={BOUND} encode / our zfp:rate={RATE}", 3, ours.encode, zfp.encode)]
+    return [comparison.run(f"bound:abs={BOUND} encode / our zfp:rate={RATE}", 3, ours.encode, zfp.encode)]
 
 
-def split_figures(contest: Contest, chunks: list[Array]) -> list[Figure]:
-    """Compare split with zstd at level 1 on bfloat16, and give its ratio."""
+def split_figures(comparison: Comparison, chunks: list[Array]) -> list[Figure]:
+    """Compare split with zstd level 1 on bfloat16, and return its ratio."""
     halves = [as_bfloat16(chunk) for chunk in weights(2 * chunks[0].size)]
-    plain = [half.tobytes() for half in halves]
+    raw = [half.tobytes() for half in halves]
     ours = Ours("split", halves, "bfloat16")
     encoder, decoder = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
-    encoded = [encoder.compress(data) for data in plain]
+    encoded = [encoder.compress(data) for data in raw]
     verify(np.array_equal(ours.decode(0), halves[0]), "split")
-    verify(decoder.decompress(encoded[0]) == plain[0], "zstd")
+    verify(decoder.decompress(encoded[0]) == raw[0], "zstd")
     return [
-        Figure("split on bfloat16, plain / encoded bytes", sum(map(len, plain)) / sum(ours.sizes), 1.45),
-        contest.run("split on bfloat16 encode / zstd level 1", 1, ours.encode, lambda n: encoder.compress(plain[n])),
-        contest.run(
+        Figure("split on bfloat16, raw / encoded bytes", sum(map(len, raw)) / sum(ours.sizes), 1.45),
+        comparison.run("split on bfloat16 encode / zstd level 1", 1, ours.encode, lambda n: encoder.compress(raw[n])),
+        comparison.run(
             "split on bfloat16 decode / zstd level 1", 1, ours.decode, lambda n: decoder.decompress(encoded[n])
         ),
     ]
 
 
-def reduce_figures(contest: Contest, chunks: list[Array]) -> list[Figure]:
-    """Compare the sum of float32 with numpy's."""
+def reduce_figures(comparison: Comparison, chunks: list[Array]) -> list[Figure]:
+    """Compare the float32 sum with numpy's."""
     ours, to = Ours("none", chunks, "float32"), np.zeros_like(chunks[0])
     ours.decoded[:] = 0
     for number in (0, 1):
@@ -173,14 +172,14 @@ def reduce_figures(contest: Contest, chunks: list[Array]) -> list[Figure]:
         to += chunks[number]
     verify(np.array_equal(ours.decoded, to), "reduce")
     add: Call = lambda number: np.add(to, chunks[number], out=to)  # noqa: E731
-    return [contest.run("reduce sum / numpy's in-place add", 0.7, lambda number: ours.decode(number, "sum"), add)]
+    return [comparison.run("reduce sum / numpy's in-place add", 0.7, lambda number: ours.decode(number, "sum"), add)]
 
 
 def figures(chunk_bytes: int, rounds: int) -> list[Figure]:
     """Measure all figures."""
-    contest, chunks = Contest(chunk_bytes, rounds), weights(chunk_bytes // 4)
+    comparison, chunks = Comparison(chunk_bytes, rounds), weights(chunk_bytes // 4)
     kinds = (zfp_figures, bound_figures, split_figures, reduce_figures)
-    return [figure for kind in kinds for figure in kind(contest, chunks)]
+    return [figure for kind in kinds for figure in kind(comparison, chunks)]
 
 
 def print_table(found: list[Figure]) -> None:
@@ -199,9 +198,9 @@ EXAMPLE = "osu_bench codec_speed --rounds 51"
 
 def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = CommandParser("osu_bench codec_speed", __doc__, EXAMPLE)
+    parser = CommandParser("osu_bench codec_speed", (__doc__ or "").splitlines()[0], EXAMPLE)
     parser.add_argument("--chunk", type=int, default=1 << 20, metavar="BYTES", help="size of a chunk (default 1 MB)")
-    parser.add_argument("--rounds", type=int, default=101, help="how often each candidate runs (default 101)")
+    parser.add_argument("--rounds", type=int, default=101, help="calls of each candidate (default 101)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     found = figures(args.chunk, args.rounds)

@@ -1,8 +1,8 @@
-"""What a step of DDP costs through the backend, against gloo: a model of 10 million parameters, by turns in one run.
+"""Time of a DDP step with this backend, against gloo: 10 million parameters, alternating in one run.
 
-mpirun -n 2 python -m osu_bench ddp_cost --codec none
+    mpirun -n 2 osu_bench ddp_cost --codec none
 
-Times are the slowest rank's. The ratio is the median of those of neighbouring rounds; the quartiles say how sure it is.
+Times are those of the slowest rank. The ratio is the median over neighbouring rounds, printed with its quartiles.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mpi_gpucomp.torch import Options
 from osu_bench.arguments import CommandParser
 
 WIDTHS = (1024, 2048, 2048, 1792)
-"""Of the layers: 10 million parameters."""
+"""Widths of the layers: 10 million parameters."""
 BATCH = 16
 WARM_UP = 4
 
 
-class Trained:
-    """A model that is trained over one group."""
+class Trainer:
+    """A model trained over one process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Begin with the same parameters as any other."""
+        """Initialise the model, equally for every group."""
         torch.manual_seed(0)
         layers = [layer for a, b in pairwise(WIDTHS) for layer in (nn.Linear(a, b), nn.ReLU())]
         self._model = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
@@ -38,7 +38,7 @@ class Trained:
         self._inputs = torch.randn(BATCH, WIDTHS[0])
 
     def step(self) -> float:
-        """Return the seconds that a step takes here."""
+        """Run one step; return this rank's seconds."""
         start = perf_counter()
         self._optimizer.zero_grad()
         self._model(self._inputs).sum().backward()
@@ -46,8 +46,8 @@ class Trained:
         return perf_counter() - start
 
 
-def rounds_of(gloo: dist.ProcessGroup, pair: tuple[Trained, Trained], rounds: int) -> list[tuple[float, float]]:
-    """Return the seconds of the slowest rank in each round; who is first changes with each round."""
+def rounds_of(gloo: dist.ProcessGroup, pair: tuple[Trainer, Trainer], rounds: int) -> list[tuple[float, float]]:
+    """Return the slowest rank's seconds in each round; the order alternates."""
     found = []
     for number in range(-WARM_UP, rounds):
         times = torch.zeros(2)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     dist.init_process_group("gpucomp", pg_options=Options(codec=options.codec))
     gloo, ours = dist.new_group(backend="gloo"), dist.group.WORLD
     assert ours is not None
-    found = rounds_of(gloo, (Trained(gloo), Trained(ours)), options.rounds)
+    found = rounds_of(gloo, (Trainer(gloo), Trainer(ours)), options.rounds)
     if dist.get_rank() == 0:
         theirs, own = (median(times) * 1e3 for times in zip(*found, strict=True))
         low, middle, high = quantiles([time / other for other, time in found])

@@ -1,10 +1,10 @@
-"""Run on each host of a cluster: one operation again and again, verified every time, until a file says to stop.
+"""The program of `osu_bench failover` on each host: one operation in a loop, verified each time.
 
     python -m osu_bench.experiments.failover_ranks OPERATION BYTES RAILS TIMEOUT LIMIT WIRE STOP
 
-OPERATION is bcast, allreduce or send; RAILS are devices, or `plain` for mpi4py's own calls. The first rank prints a
-line of JSON for each operation: when it began and ended by the machine's clock, and whether all ranks have what they
-should. In the end every rank says how its paths fared, or what error there was.
+OPERATION is bcast, allreduce or send; RAILS are devices, or `native` for native MPI. Rank 0 prints a line of JSON for
+each operation: start and end by the machine's clock, and the number of wrong elements. When the file STOP exists, the
+loop ends, and every rank prints its failovers or its error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from mpi_gpucomp.transport.rails import Rails
 __all__ = ["main"]
 
 GRACE_SECONDS = 3.0
-"""How long a rank with an error stays: the launcher ends all when one goes, and others may have theirs to say."""
+"""Seconds that a failed rank waits before it exits, because the launcher then ends ranks that still have to report."""
 
 
-def _say(**said: Any) -> None:
-    os.write(1, (json.dumps(said) + "\n").encode())  # at once and in one piece, whoever else is writing
+def _report(**fields: Any) -> None:
+    os.write(1, (json.dumps(fields) + "\n").encode())  # one atomic write, unbuffered
 
 
 class _Work:
-    """The buffers of an operation, and what they should hold in the end."""
+    """The buffers of an operation and its expected result."""
 
     def __init__(self, comm: Any, operation: str, nbytes: int) -> None:
         self.comm, self.operation = comm, operation
@@ -43,7 +43,7 @@ class _Work:
         self.sent, self.received = self.base.copy(), np.zeros(count, np.float32)
 
     def run(self, turn: int) -> int:
-        """Carry it out once; return the number of wrong elements on this rank."""
+        """Run it once; return this rank's number of wrong elements."""
         self.sent[:] = self.base
         self.sent[:: 1 << 12] += turn % 1000 + self.rank
         self.received.fill(-1)
@@ -73,28 +73,28 @@ class _Work:
 
 
 def main(arguments: list[str]) -> int:
-    """Work until it is time to stop, or something breaks that cannot be mended."""
+    """Run until the stop file exists or an error occurs."""
     operation, nbytes, devices, timeout, limit, wire, stop = arguments
     world = MPI.COMM_WORLD
-    railed = devices != "plain"
+    on_rails = devices != "native"
     try:
-        rails = Rails(devices, float(timeout), float(limit), wire) if railed else ""
-        comm: Any = Communicator(world, codec="none", rails=rails) if railed else world
+        rails = Rails(devices, float(timeout), float(limit), wire) if on_rails else ""
+        comm: Any = Communicator(world, codec="none", rails=rails) if on_rails else world
         turns = _turns(_Work(comm, operation, int(nbytes)), Path(stop))
-        if railed:
+        if on_rails:
             stats = comm.rail_stats()
             lost = [tuple(one) for one in stats.failovers]
-            _say(rank=world.rank, failovers=lost, copies=stats.copies, turns=turns)
+            _report(rank=world.rank, failovers=lost, copies=stats.copies, turns=turns)
             comm.Free()
     except GpucompError as error:
-        _say(rank=world.rank, error=f"{type(error).__name__}: {error}", at=time.monotonic())
+        _report(rank=world.rank, error=f"{type(error).__name__}: {error}", at=time.monotonic())
         time.sleep(GRACE_SECONDS)
-        os._exit(3)  # MPI's own end might wait for a network that is gone
+        os._exit(3)  # MPI_Finalize might wait for a network that is down
     return 0
 
 
 def _turns(work: _Work, stop: Path) -> int:
-    """Work; all ranks count wrong elements together, and hear together when to stop."""
+    """Run the loop; ranks sum their wrong elements and agree when to stop."""
     turn = 0
     note, sums = np.zeros(3), np.zeros(3)
     stats = getattr(work.comm, "rail_stats", lambda: None)
@@ -107,7 +107,7 @@ def _turns(work: _Work, stop: Path) -> int:
         work.comm.Allreduce(note, sums)
         turn += 1
         if work.rank == 0:
-            _say(turn=turn, start=start, end=end, all=time.monotonic(), wrong=int(sums[0]), missing=int(sums[2]))
+            _report(turn=turn, start=start, end=end, all=time.monotonic(), wrong=int(sums[0]), missing=int(sums[2]))
         if sums[1]:
             return turn
 

@@ -1,7 +1,7 @@
-"""The command `headline`: clusters of several sizes and speeds, all candidates on each, one report.
+"""The command `headline`: compare all candidates on clusters of several sizes and rates, and write a report.
 
-Every comparison is one run in which the candidates take turns. What has been measured is kept after each, and a sweep
-that was interrupted goes on where it stopped.
+Each comparison is one run in which the candidates alternate. Results are saved after each, so that an interrupted sweep
+can be resumed.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = ["Conditions", "Job", "jobs", "main"]
 
 ALL_DATA = ("weights", "weights-bf16", "gradients", "smooth")
 BOUNDS = {"weights": 2e-4, "weights-bf16": 2e-4, "gradients": 2.9e-5, "smooth": 7.8e-3}
-"""One percent of the standard deviation of each."""
+"""One percent of each standard deviation."""
 PER_MESSAGE = ("p2p:zfp:rate=8", "p2p-chain:zfp:rate=8")
 LONGEST_SECONDS = 9
-"""What MPI's default broadcast may be expected to take; longer messages are left out."""
+"""Limit of the expected time of native MPI's default broadcast; longer messages are skipped."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """A cluster."""
+    """The size and rate of a cluster."""
 
     hosts: int
     rate: str
 
     def __str__(self) -> str:
-        """Say what it is."""
+        """Format the conditions."""
         return f"{self.hosts} hosts, {self.rate}"
 
 
@@ -66,7 +66,7 @@ class Job:
         ]
 
     def is_in(self, run: Run, conditions: Conditions) -> bool:
-        """Say whether a run is this one, complete."""
+        """Return True if a run is this comparison, complete."""
         same = (run.benchmark, run.data, run.ranks) == (self.benchmark, self.data, conditions.hosts)
         of_mpi = run.mpi.startswith("MPICH") == (self.mpi == "mpich")
         there = run.network is not None and run.network.rate == parse_rate(conditions.rate)
@@ -78,13 +78,13 @@ def _complete(run: Run, job: Job) -> bool:
 
 
 def jobs(conditions: Conditions, sizes: tuple[int, ...], data: tuple[str, ...], *, mpich: bool) -> Iterator[Job]:
-    """Return what is compared on a cluster."""
+    """Iterate over the comparisons on a cluster."""
     for kind in data:
         bound = f"bound:abs={BOUNDS[kind]}"
         coded = ("zfp:rate=4", "zfp:rate=8", "zfp:rate=16", bound, "split", "auto")
-        # What does not look at the data takes part once, but for those that the others are compared with.
-        rivals = ("mpi", "mpi-tuned", "gloo", "none", *PER_MESSAGE) if kind == data[0] else ("mpi-tuned",)
-        yield Job("bcast", kind, (*rivals, *coded), sizes)
+        # Candidates that ignore the data run once; mpi-tuned runs always, as the baseline.
+        baselines = ("mpi", "mpi-tuned", "gloo", "none", *PER_MESSAGE) if kind == data[0] else ("mpi-tuned",)
+        yield Job("bcast", kind, (*baselines, *coded), sizes)
     if mpich:
         candidates = ("mpi", "mpi-tuned", "none", "zfp:rate=8", "split", "auto")
         yield Job("bcast", data[0], candidates, sizes, "mpich")
@@ -114,10 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", "--message-size", type=message_size, default=(1 << 26, 1 << 26), metavar="[MIN:]MAX")
     parser.add_argument("--data", type=names, default=["weights", "weights-bf16"], metavar="A,B")
     parser.add_argument("--full", action="store_true", help="4 and 8 hosts, all rates, 1 to 256 MB, all data: hours")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for a size, unless 4 rounds take longer (10)")
-    parser.add_argument("--mpich", metavar="PREFIX", help="where an MPICH is, to measure it too")
+    parser.add_argument("--seconds", type=float, default=10.0, help="per size, unless 4 rounds take longer (10)")
+    parser.add_argument("--mpich", metavar="PREFIX", help="prefix of an MPICH installation, to measure it too")
     parser.add_argument("-o", "--output", type=Path, default=Path("headline"), help="folder of the results (headline)")
-    parser.add_argument("--resume", action="store_true", help="leave out what the folder has already")
+    parser.add_argument("--resume", action="store_true", help="skip comparisons that the folder has already")
     words = list(sys.argv[2:] if argv is None else argv)
     args = parser.parse_args(words)
     rootless.enter("headline", *words)
@@ -139,7 +139,7 @@ def _run(args: argparse.Namespace) -> int:
         with Cluster.up(conditions.hosts, conditions.rate) as cluster:
             for job in todo:
                 print(f"\n== {conditions}, {job.mpi}: {job.benchmark} of {job.data}", flush=True)
-                _carry_out(cluster, job, args, path)
+                _compare(cluster, job, args, path)
     return int(write([path], args.output / "report.html"))
 
 
@@ -158,7 +158,7 @@ def _jobs(args: argparse.Namespace, conditions: Conditions) -> Iterator[Job]:
 
 
 def _too_long(size: int, conditions: Conditions) -> bool:
-    """Say whether a broadcast would take too long, from host to host without a pipeline."""
+    """Return True if a broadcast without pipelining would take too long."""
     rate = parse_rate(conditions.rate)
     return rate is not None and size * 8 / rate * conditions.hosts > LONGEST_SECONDS
 
@@ -168,8 +168,8 @@ def _done(path: Path, job: Job, conditions: Conditions) -> bool:
     return any(job.is_in(run, conditions) for run in runs)
 
 
-def _carry_out(cluster: Cluster, job: Job, args: argparse.Namespace, path: Path) -> None:
-    """Run one comparison; one that fails is said, and does not keep the others from being measured."""
+def _compare(cluster: Cluster, job: Job, args: argparse.Namespace, path: Path) -> None:
+    """Run one comparison; a failure is printed and does not stop the sweep."""
     program = [sys.executable, "-m", "osu_bench", *job.arguments(args.seconds, path.resolve())]
     done = cluster.run(program, mpi=job.mpi, mpich=args.mpich if job.mpi == "mpich" else None)
     if done.returncode in (130, -2):

@@ -1,10 +1,10 @@
-"""What the monitor costs: broadcasts of 64 MB with and without it, by turns in one run.
+"""Overhead of the monitor: broadcasts of 64 MB with and without it, alternating in one run.
 
-mpirun -n 4 python -m osu_bench monitor_cost
+    mpirun -n 4 osu_bench monitor_cost
 
-Every call is measured alone, and compared with its neighbour; who is first changes. Time is the slowest rank's,
-processor time is that of all ranks together, which a busy machine disturbs less. What the monitor adds is the mean of
-the differences without the outer tenths, with the interval in which it lies by 95 % (bootstrap).
+Each call is compared with its neighbour, and the order alternates. Time is the slowest rank's; CPU time is the sum over
+ranks, which a busy machine disturbs less. The overhead is the trimmed mean of the differences (10 % on each side), with
+a 95 % bootstrap interval.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ TRIMMED, RESAMPLES = 0.1, 2000
 
 
 class Added(NamedTuple):
-    """What calls take with the monitor, above what they take without it."""
+    """The overhead of the monitor, relative to calls without it."""
 
     without: float
-    """Seconds of a call."""
+    """Seconds of a call without the monitor."""
     share: float
-    """Of that."""
+    """The overhead as a share of that."""
     low: float
     high: float
-    """Between which the share lies."""
+    """The confidence interval of the share."""
 
 
 def measure(world: MPI.Intracomm, call: Callable[[], object]) -> tuple[float, float]:
-    """Return this rank's time and processor time of one call, which all begin together."""
+    """Return this rank's time and CPU time of one call, after a barrier."""
     world.Barrier()
     start, used = perf_counter(), process_time()
     call()
@@ -50,20 +50,20 @@ def measure(world: MPI.Intracomm, call: Callable[[], object]) -> tuple[float, fl
 
 
 def rounds_of(world: MPI.Intracomm, codec: str, rounds: int) -> npt.NDArray[Any]:
-    """Return the seconds of each round, without the monitor and with it: time and processor time of this rank."""
+    """Return this rank's time and CPU time in each round, without and with the monitor."""
     values = np.random.default_rng(0).normal(0, 0.02, NBYTES // 4).astype(np.float32)
     found = np.zeros((rounds, 2, 2))
-    with Communicator(world, codec, monitor=False) as without, Communicator(world, codec, monitor=True) as watched:
+    with Communicator(world, codec, monitor=False) as without, Communicator(world, codec, monitor=True) as monitored:
         for number in range(-WARM, rounds):
             for which in (0, 1) if number % 2 else (1, 0):
-                costs = measure(world, lambda comm=(without, watched)[which]: comm.Bcast(values))  # type: ignore[misc]
+                costs = measure(world, lambda comm=(without, monitored)[which]: comm.Bcast(values))  # type: ignore[misc]
                 if number >= 0:
                     found[number, which] = costs
     return found
 
 
 def added(pairs: npt.NDArray[Any]) -> Added:
-    """Compare pairs of calls, the first of each without the monitor."""
+    """Compute the overhead from pairs of calls, without and with the monitor."""
     differences, rng = pairs[:, 1] - pairs[:, 0], np.random.default_rng(0)
     without = _middle(pairs[None, :, 0])[0]
     means = _middle(rng.choice(differences, (RESAMPLES, len(differences))))
@@ -72,7 +72,7 @@ def added(pairs: npt.NDArray[Any]) -> Added:
 
 
 def _middle(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the mean of each row without its outer tenths."""
+    """Return the trimmed mean of each row."""
     cut = int(TRIMMED * rows.shape[1])
     means: npt.NDArray[Any] = np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(axis=1)
     return means
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         world.Allreduce(found, slowest, MPI.MAX)
         world.Allreduce(found, together)
         if world.rank == 0:
-            for what, pairs in (("time", slowest[..., 0]), ("processor", together[..., 1])):
+            for what, pairs in (("time", slowest[..., 0]), ("CPU time", together[..., 1])):
                 off, share, low, high = added(pairs)
                 interval = f"{low:>+11.2%} ..{high:>+7.2%}"
                 print(f"  {codec:<10s}{what:<12s}{off * 1e3:>10.2f}{share:>+9.2%}{interval}", flush=True)

@@ -1,11 +1,11 @@
-"""Faults on a cluster of one machine, and when the monitor names each: a slow link, a slow host, a stall, a dead rank.
+"""Inject faults on a cluster and measure how long the monitor takes to name each.
 
-sudo python -m osu_bench.monitor_faults                  # every fault, a few minutes
-sudo python -m osu_bench.monitor_faults --clean 180      # none, for so many seconds
-python -m osu_bench.monitor_faults --here                # on this machine, faults that need no network
+    osu_bench monitor_faults                  # every fault, a few minutes
+    osu_bench monitor_faults --clean 180      # no fault, for this many seconds
+    osu_bench monitor_faults --here           # without a cluster: faults that need no network
 
-Four hosts broadcast again and again. A fault is made, what the monitor says is read from its log, and the fault is
-taken back. A row says whom it named and after how long; an alarm that nobody has made is reported too.
+Four hosts broadcast in a loop. Each fault is injected, the monitor's alarms are read from its log, and the fault is
+removed. A row shows the alarm and its delay; alarms without a fault are printed too.
 """
 
 from __future__ import annotations
@@ -38,53 +38,49 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "HOSTS", "LATE", "NEED_NETWORK", "RATE", "Fault", "Job", "Log", "broadcast", "main"]
 
 
-# The alarms of all ranks, as their logs have them.
-
 SAME_SECONDS = 3.0
-"""How long the same words are the same alarm, of another rank."""
+"""Seconds within which equal alarms of several ranks count once."""
 
 
 class Log:
-    """The alarms of all ranks, and when each was first seen here."""
+    """The alarms of all ranks, with the times at which they were first seen."""
 
     def __init__(self, directory: Path) -> None:
         """Read the files of a directory."""
         self._directory, self._read = directory, dict[Path, int]()
         self.lines: list[tuple[float, str]] = []
 
-    def look(self) -> None:
-        """Read what is new; the same is said by all ranks, and counts once."""
+    def read(self) -> None:
+        """Read new alarms; equal ones of several ranks count once."""
         for path in sorted(self._directory.glob("*.alarms")):
             text = path.read_text()
             for line in text[self._read.get(path, 0) :].splitlines():
-                said = line.partition(": ")[2]
+                alarm = line.partition(": ")[2]
                 now = time.monotonic()
-                if not any(said == known and now - at < SAME_SECONDS for at, known in self.lines[-20:]):
-                    self.lines.append((now, said))
+                if not any(alarm == known and now - at < SAME_SECONDS for at, known in self.lines[-20:]):
+                    self.lines.append((now, alarm))
             self._read[path] = len(text)
 
     def wait(self, seconds: float, words: tuple[str, ...] | None, since: int) -> tuple[float, str] | None:
-        """Wait for an alarm with these words, and return it."""
+        """Wait for an alarm that contains these words and return it."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self.look()
-            for at, said in self.lines[since:]:
-                if words and not said.startswith("over") and all(word in said for word in words):
-                    return at, said
+            self.read()
+            for at, alarm in self.lines[since:]:
+                if words and not alarm.startswith("over") and all(word in alarm for word in words):
+                    return at, alarm
             time.sleep(0.02)
         return None
 
 
-# What runs on each rank while faults are made: broadcasts, again and again.
-
 LATE = "late"
-"""The file that says so."""
+"""While this file exists, the last rank is late."""
 DEBUG = "OSU_BENCH_DEBUG"
-"""Names files, one for each rank, for what the ranks tell each other."""
+"""Prefix of a debug log file for each rank."""
 
 
 def broadcast(directory: Path, seconds: float, codec: str) -> None:
-    """Broadcast 16 MB again and again; the last rank comes late as long as a file says so."""
+    """Broadcast 16 MB in a loop; the last rank is late while the file LATE exists."""
     from mpi4py import MPI
 
     from mpi_gpucomp import Communicator
@@ -105,33 +101,31 @@ def broadcast(directory: Path, seconds: float, codec: str) -> None:
         print(f"# {calls} broadcasts", flush=True)
 
 
-# The faults: how each is made and taken back, what should be said of it, and how long that may take.
-
 HOSTS, RATE, SLOW_RATE = 4, 1e9, 2e8
 STALL_SECONDS = 0.005
 HOGS = 8
 
 
 class Job(NamedTuple):
-    """What runs, and where."""
+    """The cluster, and the directory that ranks share."""
 
     cluster: Cluster | None
     directory: Path
 
     @property
     def network(self) -> Cluster:
-        """Return the cluster, where there is one."""
-        assert self.cluster is not None, "there is no network here"
+        """Return the cluster."""
+        assert self.cluster is not None, "no cluster"
         return self.cluster
 
     def pid(self, rank: int) -> int:
-        """Return a rank's process."""
+        """Return the process id of a rank."""
         return int((self.directory / f"{rank}.pid").read_text())
 
 
 @contextmanager
 def slow_link(job: Job) -> Iterator[None]:
-    """Slow down what host 1 sends, and nothing else: in a chain that goes to rank 2."""
+    """Slow down only what host 1 sends, which in a chain goes to rank 2."""
     plan = job.network.plan
     where = "dev", plan.interface(0), "root"
     call("tc", "qdisc", "replace", *where, *shaping(SLOW_RATE), within=plan.namespace(1))
@@ -153,10 +147,10 @@ def slow_network(job: Job) -> Iterator[None]:
 
 @contextmanager
 def busy_host(job: Job) -> Iterator[None]:
-    """Let rank 2 share one processor with other programs, and the other ranks have the rest.
+    """Let rank 2 share one core with busy programs, and the other ranks use the rest.
 
-    Each is a session of its own: Linux shares a processor among sessions first. A rank that only passes on what comes
-    needs so little that it hardly notices; one that decodes does.
+    Each program has its own session, because Linux divides a core among sessions first. A rank that only relays
+    messages is hardly affected; one that decodes is.
     """
     cores = sorted(os.sched_getaffinity(0))
     hog = [sys.executable, "-c", "while True: pass"]
@@ -179,7 +173,7 @@ def _pin(pid: int, cores: set[int]) -> None:
 
 @contextmanager
 def stopped_often(job: Job) -> Iterator[None]:
-    """Stop rank 2 most of the time, as a host does that is slow in everything."""
+    """Stop rank 2 for most of the time, like a host that is slow in everything."""
     program = (
         "import os, signal, sys, time\n"
         "while True:\n"
@@ -206,7 +200,7 @@ def stall(job: Job) -> Iterator[None]:
 
 @contextmanager
 def dead_rank(job: Job) -> Iterator[None]:
-    """Stop rank 2 for good, or so it seems to the others."""
+    """Stop rank 2 until the end of the block."""
     os.kill(job.pid(2), signal.SIGSTOP)
     try:
         yield
@@ -216,7 +210,7 @@ def dead_rank(job: Job) -> Iterator[None]:
 
 @contextmanager
 def cut(job: Job) -> Iterator[None]:
-    """Let all packets of host 2 vanish."""
+    """Drop all packets of host 2."""
     job.network.cut(2, how="silent")
     try:
         yield
@@ -226,7 +220,7 @@ def cut(job: Job) -> Iterator[None]:
 
 @contextmanager
 def late_rank(job: Job) -> Iterator[None]:
-    """Let the last rank come 0.2 s late to every call."""
+    """Delay the last rank by 0.2 s in every call."""
     (job.directory / LATE).touch()
     try:
         yield
@@ -235,16 +229,16 @@ def late_rank(job: Job) -> Iterator[None]:
 
 
 class Fault(NamedTuple):
-    """What is made, what should be said of it, and how long that may take."""
+    """A fault, the words of the expected alarm, and the seconds that it may take."""
 
-    make: Callable[[Job], AbstractContextManager[None]]
+    inject: Callable[[Job], AbstractContextManager[None]]
     expected: tuple[str, ...]
     seconds: float
 
 
 FAULTS = {
     "slow link": Fault(slow_link, ("slow link: from rank 1 ", "to rank 2 "), 3.0),
-    # What leaves a host at the pace at which it comes in is never waited for: the link to it alone may be seen.
+    # Only the incoming link may be visible: data that leaves as fast as it arrives is never waited for.
     "slow network of a host": Fault(slow_network, ("slow ", " rank 2 (h2)"), 4.0),
     "busy host": Fault(busy_host, ("slow rank: rank 2 ",), 8.0),
     "host that is often stopped": Fault(stopped_often, ("slow rank: rank 2 ",), 4.0),
@@ -261,34 +255,34 @@ WARM_SECONDS, REST_SECONDS = 6.0, 7.0
 STALLS = 10
 
 
-def _try(name: str, fault: Fault, job: Job, log: Log) -> bool:
-    """Make a fault, and print what was said of it."""
-    log.look()
+def _inject(name: str, fault: Fault, job: Job, log: Log) -> bool:
+    """Inject a fault and print the alarms."""
+    log.read()
     since, begin = len(log.lines), time.monotonic()
-    with fault.make(job):
+    with fault.inject(job):
         found = log.wait(fault.seconds, fault.expected, since)
-        log.look()
-        wrong = [said for _, said in log.lines[since:] if not _is_expected(said, fault)]
+        log.read()
+        wrong = [alarm for _, alarm in log.lines[since:] if not _is_expected(alarm, fault)]
         after = f"{found[0] - begin:.2f} s" if found else "not found"
         print(f"  {name:<28s}{after:>10s}  {found[1] if found else ''}", flush=True)
-        for said in wrong:
-            print(f"  {'':<28s}{'also':>10s}  {said}", flush=True)
+        for alarm in wrong:
+            print(f"  {'':<28s}{'also':>10s}  {alarm}", flush=True)
     return found is not None
 
 
-def _is_expected(said: str, fault: Fault) -> bool:
-    return said.startswith("over") or all(word in said for word in fault.expected)
+def _is_expected(alarm: str, fault: Fault) -> bool:
+    return alarm.startswith("over") or all(word in alarm for word in fault.expected)
 
 
 def _stalls(job: Job, log: Log) -> bool:
-    """Stall often, and count."""
+    """Stall repeatedly and count the alarms."""
     fault, found = FAULTS["stall of 5 ms"], []
     for _ in range(STALLS):
-        log.look()
+        log.read()
         since, begin = len(log.lines), time.monotonic()
-        with fault.make(job):
-            heard = log.wait(fault.seconds, fault.expected, since)
-        found += [(heard[0] - begin, heard[1])] if heard else []
+        with fault.inject(job):
+            match = log.wait(fault.seconds, fault.expected, since)
+        found += [(match[0] - begin, match[1])] if match else []
         time.sleep(0.3)
     after = f"{max(time for time, _ in found):.2f} s" if found else "not found"
     print(f"  {'stall of 5 ms':<28s}{after:>10s}  {len(found)} of {STALLS} found; {found[0][1] if found else ''}")
@@ -296,7 +290,7 @@ def _stalls(job: Job, log: Log) -> bool:
 
 
 def drive(options: argparse.Namespace) -> int:
-    """Run the job and make the faults, or none."""
+    """Run the job and inject the faults, if any."""
     possible = [name for name in FAULTS if name not in NEED_NETWORK or not options.here]
     chosen = options.faults.split(",") if options.faults else possible
     with ExitStack() as stack:
@@ -313,8 +307,8 @@ def drive(options: argparse.Namespace) -> int:
             f"{seconds}",
         ]
         environment = {"MPI_GPUCOMP_LOG": f"{directory}/%r.alarms", "MPI_GPUCOMP_HANG": "5"}
-        if options.boxes:
-            environment["MPI_GPUCOMP_MONITOR"] = options.boxes
+        if options.traces:
+            environment["MPI_GPUCOMP_MONITOR"] = options.traces
         program += ["--codec", options.codec]
         if options.here:
             cluster, poll = None, _start_here(program, environment, stack)
@@ -332,7 +326,7 @@ def drive(options: argparse.Namespace) -> int:
 
 
 def _start_here(program: list[str], environment: dict[str, str], stack: ExitStack) -> Callable[[], int | None]:
-    """Start the ranks on this machine."""
+    """Start the ranks on this machine, without a cluster."""
     launcher = find()
     added = {**os.environ, **launcher.environment, **environment}
     process = subprocess.Popen(launcher.command(HOSTS, program), env=added, start_new_session=True)
@@ -343,24 +337,24 @@ def _start_here(program: list[str], environment: dict[str, str], stack: ExitStac
 
 def _each(chosen: list[str], job: Job, log: Log) -> int:
     missed = []
-    log.look()
-    print(f"# before any fault: {len(log.lines)} alarms {[said for _, said in log.lines]}", flush=True)
+    log.read()
+    print(f"# before any fault: {len(log.lines)} alarms {[alarm for _, alarm in log.lines]}", flush=True)
     for name in chosen:
-        if not (_stalls(job, log) if name == "stall of 5 ms" else _try(name, FAULTS[name], job, log)):
+        if not (_stalls(job, log) if name == "stall of 5 ms" else _inject(name, FAULTS[name], job, log)):
             missed.append(name)
         time.sleep(REST_SECONDS)
-    print(f"# {len(chosen) - len(missed)} of {len(chosen)} named rightly", flush=True)
+    print(f"# {len(chosen) - len(missed)} of {len(chosen)} named correctly", flush=True)
     return 1 if missed else 0
 
 
 def _clean(log: Log, over: Callable[[], int | None], seconds: float) -> int:
     until = time.monotonic() + seconds - WARM_SECONDS
     while time.monotonic() < until and over() is None:
-        log.look()
+        log.read()
         time.sleep(0.2)
-    for _, said in log.lines:
-        print(f"  {said}")
-    print(f"# {seconds:.0f} s without a fault: {len(log.lines)} alarms", flush=True)
+    for _, alarm in log.lines:
+        print(f"  {alarm}")
+    print(f"# {seconds:.0f} s without faults: {len(log.lines)} alarms", flush=True)
     return 1 if log.lines else 0
 
 
@@ -368,15 +362,15 @@ EXAMPLE = "osu_bench monitor_faults --faults 'slow link,busy host'\nosu_bench mo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the flags; on a rank, broadcast."""
+    """Parse the flags; on a rank, broadcast."""
     about = (__doc__ or "").splitlines()[0]
     parser = CommandParser("osu_bench monitor_faults", about, EXAMPLE)
     parser.add_argument("--faults", help=f"some of: {', '.join(FAULTS)}")
-    parser.add_argument("--clean", type=float, metavar="SECONDS", help="make no fault, and count alarms")
+    parser.add_argument("--clean", type=float, metavar="SECONDS", help="inject no fault and count alarms for this long")
     parser.add_argument("--codec", default="none")
-    parser.add_argument("--name", default="osumon", help="of the cluster")
-    parser.add_argument("--boxes", metavar="DIRECTORY", help="keep the boxes of all ranks there")
-    parser.add_argument("--here", action="store_true", help="on this machine, with no cluster")
+    parser.add_argument("--name", default="osumon", help="name of the cluster")
+    parser.add_argument("--traces", metavar="DIRECTORY", help="keep the trace buffers of all ranks in this directory")
+    parser.add_argument("--here", action="store_true", help="on this machine, without a cluster")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=10.0, help=argparse.SUPPRESS)
     words = list(sys.argv[1:] if argv is None else argv)

@@ -1,8 +1,8 @@
-"""What the layer costs where it cannot win: small messages, and large ones with no codec, against plain mpi4py.
+"""Overhead of a Communicator over mpi4py: small messages, and large ones without a codec.
 
-mpirun -n 4 python -m osu_bench overhead
+    mpirun -n 4 osu_bench overhead
 
-The candidates take turns in one run; each figure is the median over the rounds of the slowest rank's mean.
+Candidates alternate in one run; each figure is the median over rounds of the slowest rank's mean.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 REPEATS = {8: 2000, 1024: 1000, 32768: 200}
-"""How often a message of so many bytes is sent in a round; larger ones once."""
+"""Calls per round by message size; one for larger messages."""
 
 
 def mean_time(comm: MPI.Intracomm, call: Callable[[], object], repeats: int) -> float:
-    """Return the microseconds of one call, on the slowest rank."""
+    """Return the slowest rank's mean microseconds per call."""
     comm.Barrier()
     start = perf_counter()
     for _ in range(repeats):
@@ -37,7 +37,7 @@ def mean_time(comm: MPI.Intracomm, call: Callable[[], object], repeats: int) -> 
 
 
 def compare(comm: MPI.Intracomm, calls: list[Callable[[], object]], repeats: int, rounds: int) -> list[float]:
-    """Return the median times of calls that take turns."""
+    """Return the median times of alternating calls."""
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -47,12 +47,12 @@ def compare(comm: MPI.Intracomm, calls: list[Callable[[], object]], repeats: int
     return [median(some) for some in times]
 
 
-def candidates(plain: MPI.Intracomm, ours: Communicator, size: int) -> dict[str, list[Callable[[], object]]]:
-    """Return MPI's own call and ours, for each collective."""
+def candidates(native: MPI.Intracomm, ours: Communicator, size: int) -> dict[str, list[Callable[[], object]]]:
+    """Return the native call and ours for each collective."""
     values, out = np.zeros(size, np.uint8).view(np.float64), np.zeros(size, np.uint8).view(np.float64)
-    calls: dict[str, list[Callable[[], object]]] = {"Bcast": [partial(c.Bcast, values) for c in (plain, ours)]}
+    calls: dict[str, list[Callable[[], object]]] = {"Bcast": [partial(c.Bcast, values) for c in (native, ours)]}
     if size <= max(REPEATS):
-        calls["Allreduce"] = [partial(c.Allreduce, values, out) for c in (plain, ours)]
+        calls["Allreduce"] = [partial(c.Allreduce, values, out) for c in (native, ours)]
     return calls
 
 
@@ -60,22 +60,20 @@ EXAMPLE = "mpirun -n 4 osu_bench overhead --codec none"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a table: a row for a collective and size, with the difference and the ratio."""
+    """Print a row for each collective and size, with the difference and the ratio."""
     parser = CommandParser("osu_bench overhead", (__doc__ or "").splitlines()[0], EXAMPLE)
     parser.add_argument("-i", "--rounds", type=int, default=11)
     parser.add_argument("--codec", default="none")
-    options, plain = parser.parse_args(argv), MPI.COMM_WORLD.Dup()
-    with Communicator(plain, options.codec) as ours:
-        if plain.rank == 0:
-            print(
-                f"# {plain.size} ranks, codec {options.codec}: mpi4py's own call, and the same through a Communicator"
-            )
+    options, native = parser.parse_args(argv), MPI.COMM_WORLD.Dup()
+    with Communicator(native, options.codec) as ours:
+        if native.rank == 0:
+            print(f"# {native.size} ranks, codec {options.codec}: mpi4py, and the same call through a Communicator")
             columns = f"{'mpi4py (us)':>14s}{'ours (us)':>14s}{'more (us)':>12s}{'ratio':>8s}"
             print(f"# {'Collective':<12s}{'Size':>10s}{columns}")
         for size in (*REPEATS, 1 << 20, 1 << 26):
-            for name, calls in candidates(plain, ours, size).items():
-                own, time = compare(plain, calls, REPEATS.get(size, 1), options.rounds)
-                if plain.rank == 0:
+            for name, calls in candidates(native, ours, size).items():
+                own, time = compare(native, calls, REPEATS.get(size, 1), options.rounds)
+                if native.rank == 0:
                     print(
                         f"  {name:<12s}{size:>10d}{own:>14.2f}{time:>14.2f}{time - own:>12.2f}{time / own:>8.2f}",
                         flush=True,

@@ -1,6 +1,6 @@
-"""The simulation against clusters on one machine: each is profiled, simulated and measured in the same minute.
+"""Simulated against measured times: each cluster is profiled, simulated and measured in one run.
 
-sudo python -m osu_bench simulation_vs_cluster --hosts 4,8 --rates 200mbit,1gbit -m 16M
+osu_bench simulation_vs_cluster --hosts 4,8 --rates 200mbit,1gbit -m 16M
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-HEADER = ("hosts", "rate", "collective", "codec", "simulated (ms)", "measured (ms)", "")
+HEADER = ("hosts", "rate", "collective", "codec", "simulated (ms)", "measured (ms)", "error")
 CODECS = ("none", "zfp:rate=8")
 ALGORITHMS = {"bcast": ("broadcast", "chain"), "allreduce": ("allreduce", "ring")}
 
 
 class Compared(NamedTuple):
-    """One collective: seconds in the simulation and on the cluster."""
+    """Seconds of a collective, simulated and measured."""
 
     benchmark: str
     codec: str
@@ -43,7 +43,7 @@ class Compared(NamedTuple):
 
 
 def seconds_of(topology: Topology, benchmark: str, codec: str, nbytes: int) -> float:
-    """Simulate a collective as a communicator would run it."""
+    """Simulate a collective with a communicator's default chunk size."""
     collective, algorithm = ALGORITHMS[benchmark]
     chunk = default_chunk_bytes(nbytes, coded=codec != "none")
     coding = None if codec == "none" else topology.codecs[codec]
@@ -51,7 +51,7 @@ def seconds_of(topology: Topology, benchmark: str, codec: str, nbytes: int) -> f
 
 
 def compare(cluster: Cluster, nbytes: int, rounds: int, folder: Path) -> Iterator[Compared]:
-    """Profile a cluster, then simulate and measure."""
+    """Profile a cluster, then simulate and measure on it."""
     profile, results = folder / "topology.json", folder / "results.json"
     _run(cluster, "mpi_gpucomp", "profile", "-o", str(profile))
     topology = read_topology(profile)
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", type=names, default=["4", "8"], metavar="A,B", help="(4,8)")
     parser.add_argument("--rates", type=names, default=["200mbit", "1gbit"], metavar="A,B", help="(200mbit,1gbit)")
     parser.add_argument("-m", "--message-size", type=number, default=1 << 24, metavar="BYTES", help="(16M)")
-    parser.add_argument("-i", "--rounds", type=int, default=5, help="medians of so many (5)")
+    parser.add_argument("-i", "--rounds", type=int, default=5, help="measured rounds (5)")
     words = list(sys.argv[2:] if argv is None else argv)
     args = parser.parse_args(words)
     rootless.enter("simulation_vs_cluster", *words)

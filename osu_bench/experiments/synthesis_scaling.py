@@ -1,7 +1,7 @@
 """Synthesis time against the number of ranks: osu_bench synthesis_scaling --plot growth.png.
 
-Each is a message of 1 MiB for every rank, on nodes of eight GPUs. Times are those of the whole: routing, ordering,
-lowering and the check. The processor's time is beside them, because machines are often shared.
+Each schedule is for a message of 1 MiB per rank, on nodes of eight GPUs. Times cover routing, ordering, lowering and
+verification; CPU time is printed too, because machines are often shared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from osu_bench.arguments import CommandParser
 
 __all__ = ["main"]
 
-HEADER = ("ranks", "collective", "seconds", "of the processor", "at most from the best")
+HEADER = ("ranks", "collective", "seconds", "CPU seconds", "optimality gap")
 CHUNK = 1 << 20
 RANKS = (8, 16, 24, 32, 48, 64, 80)
 COLLECTIVES = ("broadcast", "allgather", "allreduce")
@@ -27,24 +27,24 @@ LIMIT = 30.0
 
 
 class Measured(NamedTuple):
-    """One synthesis: what it was, and what it took."""
+    """The cost of one synthesis."""
 
     ranks: int
     collective: str
     seconds: float
-    of_processor: float
+    cpu_seconds: float
     gap: float
 
 
 def measure(ranks: int, collective: str, limit: float) -> Measured:
-    """Make an algorithm, and time it."""
+    """Synthesise a schedule and time it."""
     wall, processor = perf_counter(), process_time()
     made = synthesise(preset("dgx-a100", ranks), collective, ranks * CHUNK, CHUNK, seconds=limit)
     return Measured(ranks, collective, perf_counter() - wall, process_time() - processor, made.routing.gap)
 
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
-    """Draw the processor's time against the ranks, a line for each collective."""
+    """Plot CPU time against the number of ranks for each collective."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -53,8 +53,8 @@ def draw(measured: Sequence[Measured], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for collective in dict.fromkeys(one.collective for one in measured):
         own = [one for one in measured if one.collective == collective]
-        axes.plot([one.ranks for one in own], [one.of_processor for one in own], marker="o", label=collective)
-    axes.set(xlabel="ranks, eight on a node", ylabel="seconds of the processor", ylim=(0, None))
+        axes.plot([one.ranks for one in own], [one.cpu_seconds for one in own], marker="o", label=collective)
+    axes.set(xlabel="ranks, eight per node", ylabel="CPU seconds", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
@@ -65,19 +65,21 @@ EXAMPLE = "osu_bench synthesis_scaling --ranks 8 16 32 --plot growth.png"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what was asked for, and print it as it comes."""
-    parser = CommandParser("osu_bench synthesis_scaling", __doc__, EXAMPLE)
+    """Measure and print a row for each number of ranks and collective."""
+    parser = CommandParser("osu_bench synthesis_scaling", (__doc__ or "").splitlines()[0], EXAMPLE)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, metavar="N", help="multiples of 8")
     parser.add_argument("--collective", nargs="+", default=COLLECTIVES, metavar="NAME")
-    parser.add_argument("--time", type=float, default=LIMIT, metavar="SECONDS", help="for the solver (default 30)")
+    parser.add_argument(
+        "--time", type=float, default=LIMIT, metavar="SECONDS", help="time limit of the solver (default 30)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     measured = [measure(ranks, name, args.time) for ranks in args.ranks for name in args.collective]
     rows = [
-        (str(one.ranks), one.collective, f"{one.seconds:.1f}", f"{one.of_processor:.1f}", f"{one.gap:.1%}")
+        (str(one.ranks), one.collective, f"{one.seconds:.1f}", f"{one.cpu_seconds:.1f}", f"{one.gap:.1%}")
         for one in measured
     ]
-    print(table(HEADER, rows, ("ranks", "seconds", "of the processor", "at most from the best")))
+    print(table(HEADER, rows, ("ranks", "seconds", "CPU seconds", "optimality gap")))
     if args.plot:
         draw(measured, args.plot)
     return 0

@@ -44,7 +44,7 @@ output { color: var(--faint); min-width: 7em }
 .card p { margin: 8px 0 0; font-size: .875rem; overflow-wrap: anywhere }
 .card .large { font-size: 3rem; font-weight: 700; line-height: 1.1; margin: 0; letter-spacing: -.03em;
   color: var(--good) }
-.card .said { font-size: 1rem; font-weight: 600; margin: 2px 0 0 }
+.card .label { font-size: 1rem; font-weight: 600; margin: 2px 0 0 }
 .card.lost { border-top-color: var(--bad) }
 .card.lost .large { color: var(--bad) }
 .honest { font-size: 1.05rem; max-width: 62em; margin: 18px 0 }
@@ -236,8 +236,8 @@ SCRIPT = r"""
     cell.querySelector('a').title = size.selectedOptions[0].text + ': against mpi, below it against mpi-tuned';
   };
   var choose = function () {
-    var said = candidate.value[0] === '=' ? candidate.value.slice(1) : 'the ' + candidate.selectedOptions[0].text;
-    byId('shown').textContent = said + ' at ' + size.selectedOptions[0].text;
+    var label = candidate.value[0] === '=' ? candidate.value.slice(1) : 'the ' + candidate.selectedOptions[0].text;
+    byId('shown').textContent = label + ' at ' + size.selectedOptions[0].text;
     all('.matrix td[data-run]').forEach(recolour);
   };
   [size, candidate].forEach(function (select) { select.addEventListener('change', choose); });

@@ -1,10 +1,10 @@
-"""The chart of a run as SVG: time or bandwidth against size, both logarithmic, and the limit of the wire."""
+"""The SVG chart of a run: time or bandwidth against size on logarithmic axes, and the limit of the link."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from osu_bench.report.compare import best, figure, is_bandwidth, limit, plain_limit
+from osu_bench.report.compare import best, figure, is_bandwidth, limit, raw_limit
 from osu_bench.report.drawing import Axis, axis, look, round_values, thinned
 from osu_bench.report.markup import Markup, tag
 from osu_bench.report.units import bandwidth_text, run_title, size_text, tick_text, time_text
@@ -31,7 +31,7 @@ SHAPES = {
 
 
 class Frame(NamedTuple):
-    """The axes of a chart and who it is about."""
+    """A run and the axes of its chart."""
 
     run: Run
     x: Axis
@@ -39,41 +39,41 @@ class Frame(NamedTuple):
 
 
 def figure_text(run: Run, value: float) -> str:
-    """Write what the run measures."""
+    """Format a figure in the unit of the run."""
     return bandwidth_text(value) if is_bandwidth(run) else time_text(value)
 
 
 def swatch(candidate: str, kind: str) -> Markup:
-    """Draw a line with its marker, as a legend shows it."""
+    """Draw a candidate's line and marker for a legend."""
     parts = (tag("path", d="M0 6h24", class_="line"), _marker(look(candidate).marker, 12, 6, "dot"))
     return tag("svg", *parts, viewBox="0 0 24 12", class_=f"swatch {kind}", aria_hidden="true")
 
 
 def limit_swatch() -> Markup:
-    """Draw the line of the wire's limit, as a legend shows it."""
+    """Draw the line of the link's limit for a legend."""
     return tag(
         "svg", tag("path", d="M0 6h24", class_="limit"), viewBox="0 0 24 12", class_="swatch", aria_hidden="true"
     )
 
 
 def chart(run: Run, kind: Callable[[str], str]) -> Markup:
-    """Draw a run; `kind` gives the class that carries a candidate's colour."""
+    """Draw a run; `kind` returns the CSS class of a candidate's colour."""
     sizes = [size for size in run.sizes() if size > 0]
     values = [value for row in run.rows if row.size in sizes and (value := figure(run, row))]
     if not values:
         return tag("p", "No chart: no size above 0 was measured.", class_="none")
-    limits = [value for size in sizes if (value := plain_limit(run, size))]
+    limits = [value for size in sizes if (value := raw_limit(run, size))]
     x = axis(sizes, LEFT + 10, WIDTH - RIGHT - 10, 1.0 if len(sizes) > 1 else 2.0)
     frame = Frame(run, x, axis([*values, *limits], HEIGHT - BOTTOM, TOP, 1.12))
     series = [_series(frame, candidate, kind(candidate)) for candidate in run.candidates()]
-    parts = (_grid(frame, sizes), _plain_limit(frame, sizes), *series, tag("path", d="", class_="rule"))
+    parts = (_grid(frame, sizes), _raw_limit(frame, sizes), *series, tag("path", d="", class_="rule"))
     return tag(
         "svg",
         *parts,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         class_="chart",
         role="img",
-        aria_label=_in_words(run, sizes),
+        aria_label=_description(run, sizes),
         data_x=" ".join(f"{x(size):.1f}" for size in sizes),
         data_sizes=" ".join(map(str, sizes)),
         data_top=TOP,
@@ -81,14 +81,14 @@ def chart(run: Run, kind: Callable[[str], str]) -> Markup:
     )
 
 
-def _in_words(run: Run, sizes: list[int]) -> str:
+def _description(run: Run, sizes: list[int]) -> str:
     what = "Bandwidth" if is_bandwidth(run) else "Median time"
     winner = best(run, sizes[-1])
     value = figure(run, winner)
-    said = f"{what} against size of {run_title(run)}, both axes logarithmic."
+    text = f"{what} against size of {run_title(run)}, both axes logarithmic."
     if winner is None or value is None:
-        return said
-    return f"{said} Best at {size_text(sizes[-1])}: {winner.candidate} with {figure_text(run, value)}."
+        return text
+    return f"{text} Best at {size_text(sizes[-1])}: {winner.candidate} with {figure_text(run, value)}."
 
 
 def _grid(frame: Frame, sizes: list[int]) -> Markup:
@@ -105,15 +105,15 @@ def _grid(frame: Frame, sizes: list[int]) -> Markup:
         parts.append(tag("text", size_text(size), x=place, y=bottom + 19, class_="tick x odd" if at % 2 else "tick x"))
     parts.append(tag("path", d=f"M{LEFT} {bottom}H{right}", class_="axis"))
     what = "bandwidth, more is better" if is_bandwidth(frame.run) else "median time, less is better"
-    parts.append(tag("text", f"size of the message; {what}", x=(LEFT + right) / 2, y=HEIGHT - 8, class_="name"))
+    parts.append(tag("text", f"message size; {what}", x=(LEFT + right) / 2, y=HEIGHT - 8, class_="name"))
     return tag("g", *parts)
 
 
-def _plain_limit(frame: Frame, sizes: list[int]) -> Markup:
-    found = [(frame.x(size), frame.y(value)) for size in sizes if (value := plain_limit(frame.run, size))]
+def _raw_limit(frame: Frame, sizes: list[int]) -> Markup:
+    found = [(frame.x(size), frame.y(value)) for size in sizes if (value := raw_limit(frame.run, size))]
     if not found:
         return Markup()
-    title = tag("title", "What the wire alone takes, without compression")
+    title = tag("title", "Limit of the link without compression")
     return tag("g", title, tag("path", d=_through(found), class_="limit"))
 
 
@@ -125,19 +125,19 @@ def _series(frame: Frame, candidate: str, kind: str) -> Markup:
 
 
 def _unbroken(frame: Frame, rows: list[Row | None]) -> list[list[tuple[float, float]]]:
-    """Return the places of the rows in pieces; a size that was not measured breaks the line."""
-    pieces: list[list[tuple[float, float]]] = [[]]
+    """Return the points of the rows; sizes that were not measured interrupt the line."""
+    parts: list[list[tuple[float, float]]] = [[]]
     for row in rows:
         value = figure(frame.run, row)
         if row is None or value is None:
-            pieces.append([])
+            parts.append([])
         else:
-            pieces[-1].append((frame.x(row.size), frame.y(value)))
-    return pieces
+            parts[-1].append((frame.x(row.size), frame.y(value)))
+    return parts
 
 
 def _own_limit(frame: Frame, rows: list[Row | None]) -> Markup:
-    """Draw what the wire alone takes for the compressed bytes, which shows when the candidate is pointed at."""
+    """Draw the limit of the link for the compressed bytes, shown while the pointer is on the candidate."""
     kept = ((row, limit(frame.run, row)) for row in rows if row is not None and row.ratio is not None)
     found = [(frame.x(row.size), frame.y(value)) for row, value in kept if value and row.ratio != 1]
     inside = [place for place in found if TOP <= place[1] <= HEIGHT - BOTTOM]
@@ -147,9 +147,9 @@ def _own_limit(frame: Frame, rows: list[Row | None]) -> Markup:
 def _dot(frame: Frame, row: Row) -> Markup:
     value = figure(frame.run, row) or 0.0
     wrong = f", {row.wrong} wrong" if row.wrong else ""
-    said = f"{row.candidate}, {size_text(row.size)}: {figure_text(frame.run, value)}{wrong}"
+    text = f"{row.candidate}, {size_text(row.size)}: {figure_text(frame.run, value)}{wrong}"
     place = frame.x(row.size), frame.y(value)
-    return _marker(look(row.candidate).marker, *place, "dot wrong" if row.wrong else "dot", tag("title", said))
+    return _marker(look(row.candidate).marker, *place, "dot wrong" if row.wrong else "dot", tag("title", text))
 
 
 def _marker(shape: str, x: float, y: float, kind: str, *inside: Markup) -> Markup:

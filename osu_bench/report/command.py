@@ -1,4 +1,4 @@
-"""The command `report`: makes a page to look at of what was measured."""
+"""The command `report`: write an HTML page of results."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def write(files: Sequence[Path | str], output: Path | str) -> int:
-    """Make the page, say what is in it, and return the exit code."""
+    """Write the page, print a summary, and return the exit code."""
     results = merge([load(path) for path in files])
     try:
         Path(output).write_text(page(results), encoding="utf-8")
     except OSError as error:
-        remedy = "Choose another place with -o."
+        remedy = "Choose another file with -o."
         got = error.strerror or str(error)
         raise BufferSpecError(f"file {output}", expected="a file to write", got=got, remedy=remedy) from error
     print(f"{output}: {len(results.runs)} run{'' if len(results.runs) == 1 else 's'}")

@@ -1,4 +1,4 @@
-"""Candidates against each other: what is compared, against whom, and what the wire alone would take."""
+"""Comparison of candidates: the figures compared, the baselines, and the limit of the link."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ if TYPE_CHECKING:
 
     from osu_bench.suite.results import Results, Row, Run
 
-__all__ = ["BASES", "Point", "best", "figure", "is_bandwidth", "is_exact", "is_ours", "limit", "plain_limit"]
+__all__ = ["BASELINES", "Point", "best", "figure", "is_bandwidth", "is_exact", "is_ours", "limit", "raw_limit"]
 __all__ += ["points", "speed", "wire_share"]
 
 BANDWIDTH = ("bw", "bibw", "mbw_mr")
-BASES = ("mpi", "mpi-tuned", "p2p")
-"""Whom the candidates are held against; p2p is compression message by message, with the same codec."""
-RIVALS = ("mpi", "mpi-tuned", "gloo", "p2p")
-EXACT_RIVALS = ("mpi", "mpi-tuned", "gloo")
+BASELINES = ("mpi", "mpi-tuned", "p2p")
+"""Baselines of the comparisons; p2p compresses each message separately, with the same codec."""
+OTHERS = ("mpi", "mpi-tuned", "gloo", "p2p")
+EXACT_BASELINES = ("mpi", "mpi-tuned", "gloo")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One of our own candidates at one size of a run, beside the candidate that it is held against."""
+    """A candidate of this library at one size of a run, and the baseline's row."""
 
     number: int
-    """The place of the run in the report."""
+    """The index of the run in the report."""
     run: Run
     row: Row
     base: Row
     speed: float
-    """How many times as fast as the base it is."""
+    """The speed-up over the baseline."""
 
 
 def is_bandwidth(run: Run) -> bool:
-    """Tell whether the run measures GB/s, of which more is better, and not time."""
+    """Return True if the run measures bandwidth, not time."""
     return run.benchmark in BANDWIDTH
 
 
 def is_ours(candidate: str) -> bool:
-    """Tell whether a candidate is this library's own way, not one that it is held against."""
-    return candidate.partition(":")[0] not in RIVALS
+    """Return True if a candidate is this library's, not a baseline."""
+    return candidate.partition(":")[0] not in OTHERS
 
 
 @lru_cache(maxsize=256)
 def is_exact(candidate: str) -> bool:
-    """Tell whether a candidate is known to give back every bit."""
-    if candidate in EXACT_RIVALS:
+    """Return True if a candidate is known to be lossless."""
+    if candidate in EXACT_BASELINES:
         return True
     try:
         return get_codec(candidate.removeprefix("p2p:")).lossless
@@ -59,7 +59,7 @@ def is_exact(candidate: str) -> bool:
 
 
 def figure(run: Run, row: Row | None) -> float | None:
-    """Return what is compared: the median microseconds, or GB/s where bandwidth is measured."""
+    """Return the figure compared: median microseconds, or GB/s."""
     if row is None or (is_bandwidth(run) and row.algbw is None) or not row.times_us:
         return None
     value = row.algbw if is_bandwidth(run) else row.median_us
@@ -67,7 +67,7 @@ def figure(run: Run, row: Row | None) -> float | None:
 
 
 def speed(run: Run, row: Row | None, base: Row | None) -> float | None:
-    """Return how many times as fast a row is as another, if both were measured."""
+    """Return the speed-up of a row over another, or None if one was not measured."""
     own, other = figure(run, row), figure(run, base)
     if own is None or other is None:
         return None
@@ -75,12 +75,12 @@ def speed(run: Run, row: Row | None, base: Row | None) -> float | None:
 
 
 def base_row(run: Run, candidate: str, size: int, base: str) -> Row | None:
-    """Return the row that a candidate is held against at a size."""
+    """Return the baseline's row for a candidate and size."""
     return run.row(f"p2p:{candidate}" if base == "p2p" else base, size)
 
 
 def points(results: Results, base: str) -> list[Point]:
-    """Hold every right result of our own candidates against a base, where that was measured and right too."""
+    """Compare every correct result of this library with a baseline's correct result."""
     return [point for number, run in enumerate(results.runs) for point in _of_run(number, run, base)]
 
 
@@ -93,7 +93,7 @@ def _of_run(number: int, run: Run, base: str) -> Iterator[Point]:
 
 
 def best(run: Run, size: int, exact: bool = False) -> Row | None:
-    """Return the fastest right row of a size, among all or among those that lose nothing."""
+    """Return the fastest correct row of a size, among all or only lossless candidates."""
     rows = [row for row in run.rows if row.size == size and not row.wrong and figure(run, row) is not None]
     return _fastest(run, [row for row in rows if not exact or is_exact(row.candidate)])
 
@@ -105,26 +105,26 @@ def _fastest(run: Run, rows: Sequence[Row]) -> Row | None:
 
 
 def wire_share(row: Row, run: Run) -> float | None:
-    """Return the share of its time that a row's bytes need on the wire."""
-    plain = plain_limit(run, row.size) if row.limit_us is None and row.candidate in EXACT_RIVALS else None
-    if plain is not None:
+    """Return the time of a row's bytes on the link as a share of the row's time."""
+    raw = raw_limit(run, row.size) if row.limit_us is None and row.candidate in EXACT_BASELINES else None
+    if raw is not None:
         own = figure(run, row)
-        return None if own is None else own / plain if is_bandwidth(run) else plain / own
+        return None if own is None else own / raw if is_bandwidth(run) else raw / own
     if row.limit_us is None or not row.times_us or not row.median_us:
         return None
     return row.limit_us / row.median_us
 
 
 def limit(run: Run, row: Row) -> float | None:
-    """Return the best figure that the wire would allow with the bytes of a row."""
+    """Return the best figure that the link allows for the bytes of a row."""
     own, share = figure(run, row), wire_share(row, run)
     if own is None or not share:
         return None
     return own / share if is_bandwidth(run) else own * share
 
 
-def plain_limit(run: Run, size: int) -> float | None:
-    """Return the best figure that the wire would allow without compression."""
+def raw_limit(run: Run, size: int) -> float | None:
+    """Return the best figure that the link allows without compression."""
     if run.network is None or run.network.rate is None or run.benchmark == "barrier":
         return None
     bytes_a_us = run.network.rate * run.network.rails / 8e6
@@ -135,7 +135,7 @@ def plain_limit(run: Run, size: int) -> float | None:
 
 
 def _passes(run: Run) -> float:
-    """Return how often the bytes of a message, as the OSU benchmarks count them, go over the busiest link."""
+    """Return the traffic of the busiest link, as a multiple of the OSU message size."""
     others = run.ranks - 1
     if run.benchmark.removeprefix("i") == "allreduce":
         return 2 * others / run.ranks

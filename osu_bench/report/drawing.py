@@ -1,7 +1,7 @@
-"""The look of each candidate: a colour for light ground, one for dark, and a marker, the same in every chart.
+"""Drawing shared by charts and plots: logarithmic axes, and the colour and marker of each candidate.
 
-The colours keep apart for colour-blind eyes as far as a dozen can, and markers tell what colours do not. A look depends
-on the candidate's name alone, so a report and the plots of different runs can lie side by side.
+The colours are chosen to be distinguishable for colour-blind readers, and markers add to them. They depend only on the
+candidate's name, so that reports and plots of different runs can be compared.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["MARKERS", "Axis", "Look", "axis", "look", "round_values", "thinned"]
 
 
 class Look(NamedTuple):
-    """How a candidate is drawn."""
+    """The colours and marker of a candidate."""
 
     light: str
-    """The colour on light ground."""
+    """The colour on a light background."""
     dark: str
-    """The colour on dark ground."""
+    """The colour on a dark background."""
     marker: str
 
 
 MARKERS = {"square": "s", "diamond": "D", "circle": "o", "up": "^", "down": "v", "cross": "X", "pentagon": "p"}
-"""The markers, and matplotlib's letters for them."""
+"""Markers and their matplotlib codes."""
 
 FAMILIES = {
     "mpi": ("#1b1b1b", "#f2f2f2"),
@@ -58,7 +58,7 @@ SHADES = (0.0, 0.2, 0.4)
 
 
 def look(candidate: str) -> Look:
-    """Return how a candidate is drawn, wherever it is drawn."""
+    """Return the colours and marker of a candidate."""
     if candidate in FIXED:
         return FIXED[candidate]
     drawn = crc32(candidate.encode())
@@ -70,21 +70,19 @@ def look(candidate: str) -> Look:
 
 
 def _mixed(colour: str, with_grey: int, share: float) -> str:
-    """Mix a colour with black or white; away from the ground it stands on, so that the contrast only grows."""
+    """Mix a colour with black or white, away from the background, so that the contrast grows."""
     channels = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#" + "".join(f"{round(channel + (with_grey - channel) * share):02x}" for channel in channels)
 
 
-# Logarithmic axes: where a value lies, and which values get a label.
-
 FEW_DECADES, SOME_DECADES = 1.6, 3.2
 STEPS = ((1, 2, 5), (1, 3), (1,))
-"""The figures that ticks begin with: the more decades, the fewer."""
+"""Leading digits of ticks, fewer for more decades."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis from `low` at place `start` to `high` at place `end`."""
+    """A logarithmic axis from `low` at `start` to `high` at `end`."""
 
     low: float
     high: float
@@ -92,20 +90,20 @@ class Axis:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the coordinate of a value."""
         share = math.log(value / self.low) / math.log(self.high / self.low)
         return self.start + share * (self.end - self.start)
 
 
 def axis(values: Sequence[float], start: float, end: float, margin: float) -> Axis:
-    """Make an axis for these values, with some room around them as a factor."""
+    """Return an axis for these values, with a margin given as a factor."""
     low, high = min(values), max(values)
     room = margin if high > low else 2 * margin
     return Axis(low / room, high * room, start, end)
 
 
 def round_values(low: float, high: float) -> list[float]:
-    """Return the round numbers between two values, a handful of them."""
+    """Return a few round numbers between two values."""
     decades = math.log10(high / low)
     steps = STEPS[0 if decades <= FEW_DECADES else 1 if decades <= SOME_DECADES else 2]
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -113,6 +111,6 @@ def round_values(low: float, high: float) -> list[float]:
 
 
 def thinned(values: Sequence[int], most: int) -> list[int]:
-    """Leave out values at even distances until at most so many are left, and keep the last."""
+    """Return at most `most` evenly spaced values, including the last."""
     step = -(-len(values) // most)
     return list(values[::-1][::step][::-1])

@@ -1,4 +1,4 @@
-"""The table of a run: a row for each candidate, a column for each size, and everything measured in the cell."""
+"""The table of a run: candidates by sizes, with all figures in each cell."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["EXPLAINED", "figures"]
 
 EXPLAINED = (
-    "In each cell: the median time (or bandwidth); how many times as fast as mpi; the compression ratio, and the share"
-    " of the time that the wire alone would take. Filled: fastest at this size. Framed: fastest without loss."
+    "Each cell: the median time (or bandwidth); the speed-up over mpi; the compression ratio; the time on the link as a"
+    " share of the whole. Filled: fastest at this size. Framed: fastest lossless candidate."
 )
 
 
 def figures(run: Run, kind: Callable[[str], str]) -> Markup:
-    """Make the table of a run."""
+    """Return the table of a run."""
     sizes = run.sizes()
     head = [tag("th", size_text(size), scope="col", data_size=size) for size in sizes]
     marked = {size: (best(run, size), best(run, size, exact=True)) for size in sizes}
@@ -69,7 +69,7 @@ def _beside(run: Run, row: Row) -> list[Markup]:
 
 
 def _details(run: Run, row: Row) -> str:
-    """Say in a line what the cell has no room for."""
+    """Return further figures, as the cell's tooltip."""
     parts = [
         f"{row.candidate}, {size_text(row.size)}",
         f"median {time_text(row.median_us)} of {len(row.times_us)}",

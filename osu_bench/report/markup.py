@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG made of Python calls; text from outside can only become text."""
+"""HTML and SVG elements built by function calls; other text is always escaped."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ VOID = ("meta", "br", "input")
 
 
 class Markup(str):
-    """Text that is markup already and stays as it is; every other string is escaped."""
+    """Text that is markup already; every other string is escaped."""
 
     __slots__ = ()
 
 
 def join(parts: list[Markup] | tuple[Markup, ...], between: str = "") -> Markup:
-    """Put pieces of markup behind each other."""
+    """Concatenate markup."""
     return Markup(between.join(parts))
 
 
 def tag(name: str, /, *children: str, **attributes: str | float | bool | None) -> Markup:
-    """Make an element; `class_` is class, `data_x` is data-x, True is a bare attribute, None and False leave it out."""
+    """Return an element; `class_` is class, `data_x` is data-x, True a bare attribute; None and False are omitted."""
     opened = "".join(_attribute(key, value) for key, value in attributes.items())
     inside = "".join(child if isinstance(child, Markup) else escape(child) for child in children)
     return Markup(f"<{name}{opened}>" if name in VOID else f"<{name}{opened}>{inside}</{name}>")

@@ -1,4 +1,4 @@
-"""The speed-up across networks: hosts downwards, rates across, one small table for each benchmark, data and MPI."""
+"""Speed-ups by network: a table of hosts and rates for each benchmark, data and MPI library."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["STEPS", "chosen_size", "matrices", "speeds"]
 
 AGAINST = ("mpi", "mpi-tuned")
 STEPS = (0.5, 0.8, 0.95, 1.05, 1.5, 3.0)
-"""Where one shade ends and the next begins; between the middle two there is no difference to speak of."""
+"""Boundaries of the shades; between the middle two the speed-up is within noise."""
 PREFERRED_SIZE = 64 << 20
 
 
 def chosen_size(results: Results) -> int | None:
-    """Return the size to show first: the usual one where it was measured, or else the largest that most runs have."""
+    """Return the size shown first: PREFERRED_SIZE, or else the largest of those in most runs."""
     counts: dict[int, int] = {}
     for run in results.runs:
         for size in run.sizes():
@@ -34,7 +34,7 @@ def chosen_size(results: Results) -> int | None:
 
 
 def speeds(run: Run) -> dict[str, dict[int, dict[str, float]]]:
-    """Return for each base, size and own candidate how many times as fast it is; wrong results are left out."""
+    """Return the speed-ups by baseline, size and candidate, without wrong results."""
     table: dict[str, dict[int, dict[str, float]]] = {base: {} for base in AGAINST}
     for row in run.rows:
         for base in AGAINST if is_ours(row.candidate) and not row.wrong else ():
@@ -45,18 +45,18 @@ def speeds(run: Run) -> dict[str, dict[int, dict[str, float]]]:
 
 
 def choices(results: Results) -> list[str]:
-    """Return our own candidates of all runs."""
+    """Return this library's candidates of all runs."""
     return list(dict.fromkeys(name for run in results.runs for name in run.candidates() if is_ours(name)))
 
 
 def for_script(results: Results) -> dict[str, Any]:
-    """Return what the page's script needs to show other sizes and candidates."""
+    """Return the data with which the page's script shows other sizes and candidates."""
     exact = [name for name in choices(results) if is_exact(name)]
     return {"runs": [speeds(run) for run in results.runs], "exact": exact, "steps": STEPS, "times": TIMES}
 
 
 def matrices(results: Results) -> Markup:
-    """Make the small tables, with the best of our candidates at the chosen size."""
+    """Return the tables, with this library's fastest candidate at the chosen size."""
     size = chosen_size(results)
     groups: dict[tuple[str, ...], dict[tuple[str, str], int]] = {}
     for number, run in enumerate(results.runs):

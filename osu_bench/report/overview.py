@@ -1,4 +1,4 @@
-"""The first thing to see: how much faster at best, and just as plainly where it is slower."""
+"""The overview at the top of the page: best and worst speed-ups, and a summary table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from osu_bench.report.chart import figure_text
-from osu_bench.report.compare import BASES, Point, figure, is_bandwidth, is_exact, points
+from osu_bench.report.compare import BASELINES, Point, figure, is_bandwidth, is_exact, points
 from osu_bench.report.markup import Markup, tag
 from osu_bench.report.units import factor_text, network_text, size_text
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 __all__ = ["headline", "summary"]
 
 NAMED = {
-    "mpi": "MPI's own (mpi)",
-    "mpi-tuned": "MPI's best algorithm (mpi-tuned)",
-    "p2p": "the same codec message by message (p2p)",
+    "mpi": "native MPI (mpi)",
+    "mpi-tuned": "the fastest native algorithm (mpi-tuned)",
+    "p2p": "the same codec per message (p2p)",
 }
 SUMMED = ("median", "best", "worst", "over 5 % slower")
 PERCENT = "\N{NO-BREAK SPACE}%"
 SLOWER = 1 / 1.05
-"""Below this a candidate counts as slower; less is noise."""
+"""Below this speed-up a candidate counts as slower."""
 
 
 def headline(results: Results) -> Markup:
-    """Make the large figures: the best against each base, and the worst."""
-    against = {base: points(results, base) for base in BASES}
+    """Return the cards: the best speed-up over each baseline, and the worst."""
+    against = {base: points(results, base) for base in BASELINES}
     cards = [_best(base, found) for base, found in against.items() if found]
     hardest = against["mpi-tuned"] or against["mpi"]
     if not hardest:
-        return tag("p", "Nothing to hold against mpi: it was not measured beside other candidates.", class_="none")
-    return Markup(tag("div", *cards, _worst(hardest), class_="cards") + _honest(hardest))
+        return tag("p", "No comparison: mpi was not measured together with other candidates.", class_="none")
+    return Markup(tag("div", *cards, _worst(hardest), class_="cards") + _counts(hardest))
 
 
 def _best(base: str, found: Sequence[Point]) -> Markup:
@@ -44,23 +44,23 @@ def _best(base: str, found: Sequence[Point]) -> Markup:
     lines = [tag("p", *_where(first))]
     if exact is not None and exact is not first:
         lines.append(tag("p", tag("b", f"Without loss {factor_text(exact.speed)}: "), *_where(exact)))
-    said = "as fast as " if first.speed >= 1 else "as fast, at best, as "
-    return _card(first.speed, said + NAMED[base], lines)
+    text = "as fast as " if first.speed >= 1 else "at best as fast as "
+    return _card(first.speed, text + NAMED[base], lines)
 
 
 def _worst(found: Sequence[Point]) -> Markup:
     last = min(found, key=_speed)
     base = NAMED.get(last.base.candidate, last.base.candidate)
-    return _card(last.speed, f"as fast, where it does worst, as {base}", [tag("p", *_where(last))])
+    return _card(last.speed, f"at worst as fast as {base}", [tag("p", *_where(last))])
 
 
-def _card(speed: float, said: str, lines: Iterable[Markup]) -> Markup:
+def _card(speed: float, text: str, lines: Iterable[Markup]) -> Markup:
     kind = "card" if speed >= 1 else "card lost"
-    return tag("div", tag("p", factor_text(speed), class_="large"), tag("p", said, class_="said"), *lines, class_=kind)
+    return tag("div", tag("p", factor_text(speed), class_="large"), tag("p", text, class_="label"), *lines, class_=kind)
 
 
 def _where(point: Point) -> tuple[str, ...]:
-    """Say who was measured, and where."""
+    """Return the candidate, its figures and its run."""
     return tag("code", point.row.candidate), *_figures(point)
 
 
@@ -74,8 +74,8 @@ def _figures(point: Point) -> tuple[str, ...]:
     return f"{loss}: {against}. ", tag("a", place, href=f"#run-{point.number}"), "."
 
 
-def _honest(found: Sequence[Point]) -> Markup:
-    """Say at how many places the library wins, and whether its own choice ever costs time."""
+def _counts(found: Sequence[Point]) -> Markup:
+    """Count the sizes at which the library is faster and slower, and those at which `auto` is slower."""
     base = found[0].base.candidate
     fastest: dict[tuple[int, int], float] = {}
     for point in found:
@@ -83,25 +83,25 @@ def _honest(found: Sequence[Point]) -> Markup:
         fastest[place] = max(point.speed, fastest.get(place, 0.0))
     slower = sum(speed < SLOWER for speed in fastest.values())
     faster = sum(speed > 1 / SLOWER for speed in fastest.values())
-    said = (
-        f"Over all {len(fastest)} sizes and conditions, the best of our candidates is more than 5 % faster than {base}"
+    text = (
+        f"Over all {len(fastest)} sizes and conditions, our fastest candidate is more than 5 % faster than {base}"
         f" at {faster}, more than 5 % slower at {slower}, and about equal at {len(fastest) - faster - slower}."
     )
     chosen = _chosen([point for point in found if point.row.candidate == "auto"], base)
-    return tag("p", said.replace(" %", PERCENT), *chosen, class_="honest")
+    return tag("p", text.replace(" %", PERCENT), *chosen, class_="honest")
 
 
 def _chosen(found: Sequence[Point], base: str) -> tuple[str, ...]:
     if not found:
         return ()
     slower, last = sum(point.speed < SLOWER for point in found), min(found, key=_speed)
-    said = f" is more than 5 % slower than {base} at {slower} of {len(found)}; its worst is {factor_text(last.speed)}"
-    return " Left to itself, ", tag("code", "auto"), said.replace(" %", PERCENT), *_figures(last)
+    text = f" is more than 5 % slower than {base} at {slower} of {len(found)}; its worst is {factor_text(last.speed)}"
+    return " The codec ", tag("code", "auto"), text.replace(" %", PERCENT), *_figures(last)
 
 
 def summary(results: Results) -> Markup:
-    """Make the table of every candidate in every benchmark: the usual, the best and the worst."""
-    found = {base: _grouped(points(results, base)) for base in BASES[:2]}
+    """Return the table of median, best and worst speed-up per benchmark and candidate."""
+    found = {base: _grouped(points(results, base)) for base in BASELINES[:2]}
     bases = [base for base, groups in found.items() if groups]
     order = list(dict.fromkeys((run.benchmark, name) for run in results.runs for name in run.candidates()))
     if not bases:
@@ -111,7 +111,7 @@ def summary(results: Results) -> Markup:
     groups = [tag("th", f"against {base}", scope="colgroup", colspan=len(SUMMED)) for base in bases]
     top = tag("tr", *(tag("th", name, scope="col", rowspan=2) for name in ("benchmark", "candidate")), *groups)
     below = tag("tr", *(tag("th", name, scope="col") for _ in bases for name in SUMMED))
-    caption = tag("caption", "How many times as fast our candidates are, over all sizes and conditions")
+    caption = tag("caption", "Speed-ups of this library's candidates, over all sizes and conditions")
     table = tag("table", caption, tag("thead", top, below), tag("tbody", *lines), class_="summary")
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Summary")
 

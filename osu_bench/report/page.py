@@ -1,4 +1,4 @@
-"""The page: headline, conditions, networks and runs, in one file that needs nothing from elsewhere."""
+"""The HTML page: overview, networks, runs and conditions in one self-contained file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from osu_bench.report.assets import SCRIPT, STYLE
 from osu_bench.report.chart import chart, figure_text, limit_swatch, swatch
-from osu_bench.report.compare import best, figure, plain_limit, points
+from osu_bench.report.compare import best, figure, points, raw_limit
 from osu_bench.report.drawing import look
 from osu_bench.report.figures import EXPLAINED, figures
 from osu_bench.report.markup import Markup, join, tag
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["page"]
 
 FEW = 4
-"""So many runs are shown open; of more, only the one that the headline speaks of."""
+"""Up to this many runs are shown open; of more, only the one with the best speed-up."""
 FILTERS = {"benchmark": "benchmark", "data": "data", "network": "network", "mpi": "MPI"}
 
 
 def page(results: Results) -> str:
-    """Return the HTML of a report about these results."""
+    """Return the HTML page of results."""
     results = Results(_in_order(results.runs), results.machine)
     body = _body(results) if any(run.rows for run in results.runs) else [_nothing(results)]
     head = [
@@ -45,7 +45,7 @@ def page(results: Results) -> str:
 
 
 def _in_order(runs: Iterable[Run]) -> list[Run]:
-    """Sort runs by benchmark (as they came), hosts, rate, data (as they came) and MPI."""
+    """Sort runs by benchmark (in file order), hosts, rate, data (in file order) and MPI library."""
     runs = list(runs)
     benchmarks, kinds = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("benchmark", "data"))
 
@@ -70,9 +70,9 @@ def _body(results: Results) -> list[Markup]:
 
 
 def _nothing(results: Results) -> Markup:
-    said = "runs in which nothing was measured" if results.runs else "no runs"
-    remedy = tag("p", "Measure something with ", tag("code", "osu_bench NAME --json FILE"), ".")
-    return tag("main", tag("h1", "osu_bench"), tag("p", f"These results hold {said}.", class_="none"), remedy)
+    found = "runs without measurements" if results.runs else "no runs"
+    remedy = tag("p", "Create results with ", tag("code", "osu_bench NAME --json FILE"), ".")
+    return tag("main", tag("h1", "osu_bench"), tag("p", f"These results hold {found}.", class_="none"), remedy)
 
 
 def _header(results: Results) -> Markup:
@@ -82,13 +82,16 @@ def _header(results: Results) -> Markup:
 
 
 def _filters(results: Results) -> Markup:
-    """Make a choice for each condition in which the runs differ; the script shows them, for it is what they need."""
+    """Return a filter for each condition in which the runs differ; hidden unless the script runs."""
     chosen = []
-    for name, said in FILTERS.items():
+    for name, label in FILTERS.items():
         values = list(dict.fromkeys(_condition(run, name) for run in results.runs))
         if len(values) > 1:
-            options = [tag("option", f"any {said}", value=""), *(tag("option", value, value=value) for value in values)]
-            chosen.append(tag("select", *options, data_filter=name, aria_label=f"Show only this {said}"))
+            options = [
+                tag("option", f"any {label}", value=""),
+                *(tag("option", value, value=value) for value in values),
+            ]
+            chosen.append(tag("select", *options, data_filter=name, aria_label=f"Show only this {label}"))
     count = tag("output", f"{len(results.runs)} runs", id="count")
     return tag("form", *chosen, count, class_="filters needs-script", hidden=True) if chosen else Markup()
 
@@ -101,8 +104,8 @@ def _networks(results: Results) -> Markup:
     size = chosen_size(results)
     sizes = sorted({size for run in results.runs for size in run.sizes()})
     by_size = [tag("option", size_text(each), value=each, selected=each == size) for each in sizes]
-    named = {"": "best of ours", "exact": "best without loss", **{f"={name}": name for name in choices(results)}}
-    by_name = [tag("option", said, value=value) for value, said in named.items()]
+    named = {"": "best of this library", "exact": "best lossless", **{f"={name}": name for name in choices(results)}}
+    by_name = [tag("option", label, value=value) for value, label in named.items()]
     form = tag(
         "form",
         tag("label", "size ", tag("select", *by_size, id="size")),
@@ -110,14 +113,14 @@ def _networks(results: Results) -> Markup:
         class_="needs-script",
         hidden=True,
     )
-    shown = tag("span", f"the best of ours at {size_text(size or 0)}", id="shown")
-    said = (
-        "How many times as fast as mpi is ",
+    shown = tag("span", f"this library's best candidate at {size_text(size or 0)}", id="shown")
+    label = (
+        "Speed-up over mpi of ",
         shown,
-        "; the small figure, and the colour, against mpi-tuned where that was measured. ",
+        "; the small figure and the colour show the speed-up over mpi-tuned, where measured. ",
     )
     legend = [tag("span", text, class_=f"shade s{step}") for step, text in ((0, "slower"), (3, "equal"), (6, "faster"))]
-    return join((tag("p", *said, *legend, class_="hint"), form, matrices(results)))
+    return join((tag("p", *label, *legend, class_="hint"), form, matrices(results)))
 
 
 def _runs(results: Results) -> list[Markup]:
@@ -135,24 +138,24 @@ def _run(number: int, run: Run, kind: Callable[[str], str], is_open: bool) -> Ma
     if run.rows:
         inside = [tag("div", chart(run, kind), _legend(run, kind), class_="drawn"), figures(run, kind)]
     options = ", ".join(f"{name} {value}" for name, value in run.options.items())
-    said = f"{run.ranks} ranks, {run.dtype} in {run.buffer}, {run.mpi}" + (f"; {options}" if options else "")
-    return tag("details", title, *inside, tag("p", said, class_="hint"), id=f"run-{number}", open=is_open, **filters)
+    label = f"{run.ranks} ranks, {run.dtype} in {run.buffer}, {run.mpi}" + (f"; {options}" if options else "")
+    return tag("details", title, *inside, tag("p", label, class_="hint"), id=f"run-{number}", open=is_open, **filters)
 
 
 def _gist(run: Run) -> str:
-    """Say in a line what a run shows: the fastest at its largest size."""
+    """Summarise a run in one line: the fastest candidate at the largest size."""
     size = max(run.sizes(), default=0)
     winner = best(run, size)
     value = figure(run, winner)
     if winner is None or value is None:
-        return "nothing right was measured" if run.rows else "nothing was measured"
+        return "no correct result" if run.rows else "nothing was measured"
     base = figure(run, run.row("mpi", size))
     gain = "" if base is None or winner.candidate == "mpi" else f", {factor_text(max(value / base, base / value))} mpi"
     return f"{size_text(size)}: {winner.candidate} {figure_text(run, value)}{gain}"
 
 
 def _legend(run: Run, kind: Callable[[str], str]) -> Markup:
-    """List the candidates as they lie at the largest size, the slowest first."""
+    """List the candidates by their figure at the largest size, the highest first."""
     size = max(run.sizes())
     values = {name: figure(run, run.row(name, size)) for name in run.candidates()}
     names = sorted(values, key=lambda name: -(values[name] or 0))
@@ -160,9 +163,11 @@ def _legend(run: Run, kind: Callable[[str], str]) -> Markup:
         tag("li", swatch(name, kind(name)), tag("span", name), _value(run, values[name]), data_name=name)
         for name in names
     ]
-    wire = plain_limit(run, size)
+    wire = raw_limit(run, size)
     if wire:
-        items.append(tag("li", limit_swatch(), tag("span", "wire, uncompressed"), _value(run, wire), class_="wire"))
+        items.append(
+            tag("li", limit_swatch(), tag("span", "link limit, uncompressed"), _value(run, wire), class_="wire")
+        )
     return tag("ul", tag("li", f"at {size_text(size)}", class_="hint"), *items, class_="legend")
 
 
@@ -183,7 +188,7 @@ def _conditions(results: Results) -> Markup:
     }
     facts |= {name: "; ".join(dict.fromkeys(values)) for name, values in known.items()}
     pairs = [join((tag("dt", name.replace("_", " ")), tag("dd", str(value)))) for name, value in facts.items()]
-    note = "1 KB is 1024 bytes, 1 GB/s is 10^9 bytes a second. Times are those of the slowest rank."
+    note = "1 KB is 1024 bytes, 1 GB/s is 10^9 bytes per second. Times are those of the slowest rank."
     return join((tag("dl", *pairs), tag("p", note, class_="hint")))
 
 
@@ -196,7 +201,7 @@ def _classes(candidates: list[str]) -> Callable[[str], str]:
 
 
 def _colours(candidates: list[str]) -> str:
-    """Return the colours of the candidates as rules of style, for both grounds."""
+    """Return CSS rules for the colours of the candidates, light and dark."""
     looks = [look(name) for name in candidates]
     light = "".join(f".c{number}{{--c:{each.light}}}" for number, each in enumerate(looks))
     dark = "".join(f".c{number}{{--c:{each.dark}}}" for number, each in enumerate(looks))

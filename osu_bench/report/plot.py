@@ -1,4 +1,4 @@
-"""Plots of what was measured, as png, svg or pdf: `plot` shows a run, `plot_grid` a benchmark on several networks."""
+"""Plots as png, svg or pdf, with matplotlib: `plot` draws a run, `plot_grid` a benchmark on several networks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.errors import BufferSpecError, DeviceError, SpecError
-from osu_bench.report.compare import figure, is_bandwidth, is_ours, limit, plain_limit
+from osu_bench.report.compare import figure, is_bandwidth, is_ours, limit, raw_limit
 from osu_bench.report.drawing import MARKERS, axis, look, round_values, thinned
 from osu_bench.report.units import bandwidth_text, rate_text, run_title, size_text, tick_text
 
@@ -21,15 +21,15 @@ __all__ = ["FAINT", "GRID", "INK", "new_figure", "plot", "plot_grid", "save_figu
 
 SUFFIXES = (".png", ".svg", ".pdf")
 GROUND, INK, FAINT, GRID, WIRE = "#ffffff", "#191c21", "#5c6570", "#dfe3e8", "#b3261e"
-WIRE_NAME = "wire, uncompressed"
+WIRE_NAME = "link limit, uncompressed"
 DOTS_AN_INCH = 160
 MOST_SIZES, MOST_SIZES_OF_PANEL = 9, 5
 FEW = 5
-"""Up to so many candidates each have the limit of their own compressed bytes drawn; more would be a tangle."""
+"""Up to this many candidates also show the link limit of their compressed bytes."""
 
 
 def plot(run: Run, path: Path | str) -> None:
-    """Draw time (or bandwidth) against size, a line for each candidate and one for the limit of the wire."""
+    """Plot time (or bandwidth) against size for each candidate, and the link limit."""
     drawing = new_figure(path, 8.5, 5.2)
     candidates = run.candidates()
     if not _values(run, candidates):
@@ -39,7 +39,7 @@ def plot(run: Run, path: Path | str) -> None:
     _scales(axes, [run], candidates, MOST_SIZES)
     axes.set_title(_text(run_title(run)), loc="left", fontsize=11, color=INK, wrap=True)
     axes.set_ylabel("bandwidth" if is_bandwidth(run) else "median time", color=FAINT)
-    axes.set_xlabel("size of the message", color=FAINT)
+    axes.set_xlabel("message size", color=FAINT)
     handles, names = _by_last_value([axes])
     axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelcolor=INK)
     save_figure(drawing, path)
@@ -54,9 +54,9 @@ def plot_grid(
     data: str = "weights",
     mpi: str | None = None,
 ) -> None:
-    """Draw a panel for each rate (across) and number of hosts (downwards), with some of the candidates.
+    """Plot a grid of panels, rates by numbers of hosts.
 
-    `mpi` chooses by the start of its name; without it the first that was measured is shown.
+    `mpi` is a prefix of the MPI library's name; by default the first one measured is shown.
     """
     runs = _by_network(results, benchmark, data, mpi)
     hosts, rates = sorted({host for host, _ in runs}), sorted({rate for _, rate in runs})
@@ -74,9 +74,9 @@ def plot_grid(
             _lines(axes, runs[host, rate], candidates)
             _scales(axes, shown, candidates, MOST_SIZES_OF_PANEL)
         else:
-            axes.set_axis_off()  # it was not measured
+            axes.set_axis_off()  # not measured
     handles, names = _by_last_value([axes for _, axes in places])
-    columns = min(len(names), 1 + len(rates))  # a name needs about as much room as a panel
+    columns = min(len(names), 1 + len(rates))  # a name is about as wide as a panel
     drawing.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK)
     what = "bandwidth" if is_bandwidth(shown[0]) else "median time"
     drawing.suptitle(_text(f"{benchmark}, {data}, {shown[0].mpi}: {what} against size"), fontsize=12, color=INK)
@@ -84,7 +84,7 @@ def plot_grid(
 
 
 def _by_network(results: Results, benchmark: str, data: str, mpi: str | None) -> dict[tuple[int, float], Run]:
-    """Return the last run of each network; a rate without limit is infinite."""
+    """Return the last run of each network; an unshaped rate is infinite."""
     runs = [run for run in results.runs if (run.benchmark, run.data) == (benchmark, data)]
     wanted = next((run.mpi for run in runs if run.network and run.mpi.startswith(mpi or "")), None)
     alike = [run for run in runs if run.mpi == wanted]
@@ -92,7 +92,7 @@ def _by_network(results: Results, benchmark: str, data: str, mpi: str | None) ->
 
 
 def _lines(axes: Any, run: Run, candidates: Sequence[str]) -> None:
-    wire = [(size, value) for size in _sizes(run) if (value := plain_limit(run, size))]
+    wire = [(size, value) for size in _sizes(run) if (value := raw_limit(run, size))]
     if wire:
         axes.plot(*zip(*wire, strict=True), color=WIRE, linestyle=(0, (5, 3)), linewidth=1.3, label=WIRE_NAME, zorder=4)
     for name in candidates:
@@ -106,13 +106,13 @@ def _lines(axes: Any, run: Run, candidates: Sequence[str]) -> None:
         own = [(row.size, value) for row in rows if row and row.ratio not in (None, 1) and (value := limit(run, row))]
         if own and is_ours(name) and len(candidates) <= FEW:
             dots = {"color": drawn.light, "linestyle": ":", "linewidth": 1.1}
-            axes.plot(*zip(*own, strict=True), label=_text(f"wire, {name}"), **dots)
+            axes.plot(*zip(*own, strict=True), label=_text(f"link limit, {name}"), **dots)
 
 
 def _scales(axes: Any, runs: Sequence[Run], candidates: Sequence[str], most: int) -> None:
     sizes = thinned(sorted({size for run in runs for size in _sizes(run)}), most)
     values = [value for run in runs for value in _values(run, candidates)]
-    limits = [value for run in runs for size in _sizes(run) if (value := plain_limit(run, size))]
+    limits = [value for run in runs for size in _sizes(run) if (value := raw_limit(run, size))]
     span = axis([*values, *limits], 0, 1, 1.25)
     ticks = round_values(span.low, span.high)
     text = bandwidth_text if is_bandwidth(runs[0]) else tick_text
@@ -139,7 +139,7 @@ def _values(run: Run, candidates: Sequence[str]) -> list[float]:
 
 
 def _by_last_value(several: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """Return the handles and names of a legend in the order in which the lines end, the highest first."""
+    """Return the legend's handles and names, sorted by the last values of the lines."""
     ends: dict[str, tuple[float, Any]] = {}
     for axes in several:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -150,12 +150,12 @@ def _by_last_value(several: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 
 def _text(name: str) -> str:
-    """Keep matplotlib from reading formulas into a name."""
+    """Escape a name, in which matplotlib would find formulas."""
     return name.replace("$", r"\$")
 
 
 def new_figure(path: Path | str, width: float, height: float) -> Any:
-    """Make an empty figure of so many inches, for a file of a kind that matplotlib writes."""
+    """Return an empty figure of this size in inches, after checking the file name."""
     if Path(path).suffix.lower() not in SUFFIXES:
         expected = f"a name that ends with one of {', '.join(SUFFIXES)}"
         raise SpecError(f"plot {path}", expected=expected, got=f"'{Path(path).suffix}'", remedy="Rename it.")
@@ -168,15 +168,15 @@ def new_figure(path: Path | str, width: float, height: float) -> Any:
 
 
 def save_figure(drawing: Any, path: Path | str) -> None:
-    """Write a figure."""
+    """Save a figure."""
     try:
         drawing.savefig(path, dpi=DOTS_AN_INCH)
     except OSError as error:
         got = error.strerror or str(error)
-        remedy = "Choose another place."
+        remedy = "Choose another file."
         raise BufferSpecError(f"file {path}", expected="a file to write", got=got, remedy=remedy) from error
 
 
 def _empty(what: str) -> BufferSpecError:
-    remedy = "Measure at least one size above 0, and name candidates that were measured."
-    return BufferSpecError("plot", expected="something to draw", got=f"no figures of {what}", remedy=remedy)
+    remedy = "Measure a size above 0, and name measured candidates."
+    return BufferSpecError("plot", expected="figures to plot", got=f"no figures of {what}", remedy=remedy)

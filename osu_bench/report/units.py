@@ -1,4 +1,4 @@
-"""Figures as people read them: sizes, times, rates and factors, with three digits that matter."""
+"""Formatting of sizes, times, rates and factors with three significant digits."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ PERIODS = (("us", 1.0), ("ms", 1e3), ("s", 1e6))
 RATES = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("Kbit/s", 1e3))
 BANDWIDTHS = (("GB/s", 1.0), ("MB/s", 1e-3), ("KB/s", 1e-6))
 ROUNDS_UP = 999.5
-"""From here on three digits would show as 1000."""
+"""From this value on, rounding would give 1000."""
 
 
 def digits(value: float) -> str:
-    """Write a number with three digits, more only in front of the point."""
+    """Format a number with three significant digits, or all digits before the point."""
     places = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{places}f}"
 
 
 def short(value: float) -> str:
-    """Write a number with three digits at most, and no zeros at its end."""
+    """Format a number with at most three significant digits, without trailing zeros."""
     text = digits(value)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def size_text(size: int) -> str:
-    """Write bytes as the OSU benchmarks count them, 1024 to the KB."""
+    """Format bytes, with 1 KB = 1024 bytes as in the OSU benchmarks."""
     unit, scale = next((item for item in SIZES if size >= item[1]), ("B", 1))
     return f"{short(size / scale)} {unit}"
 
 
 def time_text(microseconds: float) -> str:
-    """Write a time in the unit that suits it."""
+    """Format a time."""
     unit, scale = _period(microseconds)
     return f"{digits(microseconds / scale)} {unit}"
 
 
 def tick_text(microseconds: float) -> str:
-    """Write a round time, as axes have them."""
+    """Format a tick of a time axis."""
     unit, scale = _period(microseconds)
     return f"{microseconds / scale:.3g} {unit}"
 
@@ -65,18 +65,18 @@ def _period(microseconds: float) -> tuple[str, float]:
 
 
 def bandwidth_text(gigabytes: float) -> str:
-    """Write GB/s, or a smaller unit where they are few."""
+    """Format a bandwidth given in GB/s."""
     unit, scale = next((item for item in BANDWIDTHS if gigabytes >= item[1]), BANDWIDTHS[-1])
     return f"{short(gigabytes / scale)} {unit}"
 
 
 def factor_text(factor: float) -> str:
-    """Write how many times as fast something is."""
+    """Format a speed-up."""
     return f"{digits(factor)}{TIMES}"
 
 
 def rate_text(rate: float | None) -> str:
-    """Write the rate of a link; one that nothing limits is unshaped."""
+    """Format the rate of a link."""
     if rate is None:
         return "unshaped"
     unit, scale = next((item for item in RATES if rate >= item[1] / 2), ("bit/s", 1.0))
@@ -84,7 +84,7 @@ def rate_text(rate: float | None) -> str:
 
 
 def network_text(network: Network | None) -> str:
-    """Say what joins the hosts."""
+    """Describe a network."""
     if network is None:
         return "network unknown"
     rails = f"{network.rails} {TIMES} " if network.rails > 1 else ""
@@ -92,7 +92,7 @@ def network_text(network: Network | None) -> str:
 
 
 def run_title(run: Run) -> str:
-    """Name a run by its conditions."""
+    """Return the title of a run: its conditions."""
     usual = [
         run.data,
         run.dtype if run.dtype not in ("float32", "") else "",

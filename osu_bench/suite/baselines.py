@@ -39,12 +39,7 @@ __all__ = ["Gloo", "PerMessage", "PerMessageChain", "own_address"]
 
 TAG = 1
 AHEAD = 3
-"""Messages of a chain that are received ahead of the one that is waited for, and that may still be leaving behind it.
-
-With more, MPI would share the wire among them, and each would arrive later.
-"""
-
-
+"""Messages of a chain that are in flight in each direction; more would share the wire, and each would arrive later."""
 WHOLE = 1 << 30
 
 
@@ -52,10 +47,10 @@ class PerMessage:
     """Collectives of separately compressed messages: broadcast is a binomial tree, the others are rings."""
 
     def __init__(self, comm: MPI.Intracomm, codec: str, *, chunk: int = WHOLE) -> None:
-        """Let all ranks of `comm` make one.
+        """Create it; collective.
 
-        A message is encoded as a whole and then sent, as in the layers that this stands for, or in chunks beside the
-        wire if they are shorter than it.
+        By default a message is encoded as a whole and then sent, as point-to-point layers with compression do; with
+        shorter chunks, encoding overlaps with sending.
         """
         self._codec, self._chunk = codec, chunk
         self._comm = Communicator(comm, codec, chunk=chunk)

@@ -11,7 +11,7 @@ import pytest
 from cluster_machine import new_name, skip_unless_possible
 
 from osu_bench.cluster import Cluster
-from osu_bench.experiments.failover import Cut, Turn, Watched, cut_and_heal, outcome, patience
+from osu_bench.experiments.failover import Cut, Job, Operation, cut_and_heal, outcome, progress_limit
 
 HOSTS, RAILS = 3, "eth0,eth1"
 TIMEOUT = 0.4
@@ -33,15 +33,15 @@ def whole(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def start(
     cluster: Cluster, operation: str, nbytes: int, limit: float = 30.0, rails: str = RAILS, wire: str = "tcp"
-) -> Watched:
-    return Watched(cluster, operation, nbytes, rails, TIMEOUT, limit, wire=wire)
+) -> Job:
+    return Job(cluster, operation, nbytes, rails, TIMEOUT, limit, wire=wire)
 
 
-def finish(ranks: Watched) -> dict[int, list[list[object]]]:
+def finish(ranks: Job) -> dict[int, list[list[object]]]:
     """Let the ranks stop; return the paths that each has lost."""
     assert ranks.finish() == 0, ranks.errors
-    assert all(turn.wrong == 0 for turn in ranks.turns)
-    return {said["rank"]: said["failovers"] for said in ranks.said}
+    assert all(operation.wrong == 0 for operation in ranks.operations)
+    return {report["rank"]: report["failovers"] for report in ranks.reports}
 
 
 needs_ucxx = pytest.mark.skipif(
@@ -70,7 +70,7 @@ def test_all_paths_may_go_if_one_comes_back(cluster: Cluster) -> None:
         cluster.cut(1, 0, "silent")
         cluster.cut(1, 1, "down")
         time.sleep(3 * TIMEOUT)
-        before = len(ranks.turns)
+        before = len(ranks.operations)
         cluster.heal(1, 1)
         assert ranks.wait(before + 3), ranks.errors
         cluster.heal(1, 0)
@@ -86,9 +86,9 @@ def test_every_rank_hears_when_no_path_comes_back(cluster: Cluster) -> None:
             cluster.cut(2, rail, "silent")
         assert not ranks.more(3, 60)
         ranks.end()
-    heard = {said["rank"]: said["error"] for said in ranks.said}
-    assert heard.keys() == {0, 1, 2}, ranks.errors
-    for rank, error in heard.items():
+    errors = {report["rank"]: report["error"] for report in ranks.reports}
+    assert errors.keys() == {0, 1, 2}, ranks.errors
+    for rank, error in errors.items():
         assert error.startswith(f"RankFailedError: rank {rank}: rails: expected all ranks reachable, got no path from ")
         assert "2: all paths down for" in error or "from rank 2 to" in error
         assert error.endswith("Check the network and that rank. This communicator cannot be used any more.")
@@ -109,12 +109,12 @@ def test_a_long_message_goes_on_over_the_other_rail(cluster: Cluster) -> None:
 
 def test_what_a_cut_has_cost() -> None:
     times = [(0.0, 1.0), (1.0, 2.0), (2.0, 4.5), (4.5, 5.5), (5.5, 6.5), (6.5, 7.5), (7.5, 8.5)]
-    turns = [Turn(start, end, end, 0) for start, end in times]
-    found = outcome("silent", [Cut("silent", 2.9, 6.6)], turns)
+    operations = [Operation(start, end, end, 0) for start, end in times]
+    found = outcome("silent", [Cut("silent", 2.9, 6.6)], operations)
     assert found == ("silent", 1, 0, 1.0, [1.5], 1.0) and found.share == 1.0
-    assert outcome(1.0, [Cut(1.0, 2.9, 6.6)], turns).how == "loss 1 %"
+    assert outcome(1.0, [Cut(1.0, 2.9, 6.6)], operations).how == "loss 1 %"
 
 
-def test_long_turns_are_given_longer() -> None:
-    assert patience(1 << 24, 1e9) == patience(1 << 24, None) == 60.0
-    assert patience(1 << 30, 1e9) > 10 * (1 << 30) * 8 / 1e9
+def test_long_operations_have_a_longer_limit() -> None:
+    assert progress_limit(1 << 24, 1e9) == progress_limit(1 << 24, None) == 60.0
+    assert progress_limit(1 << 30, 1e9) > 10 * (1 << 30) * 8 / 1e9

@@ -49,7 +49,7 @@ def test_every_candidate_and_the_limits_are_drawn_and_named(tmp_path: Path) -> N
     plot(a_run(), tmp_path / "out.svg")
     words = words_of(tmp_path / "out.svg")
     assert "bcast, weights, 4 hosts, 1 Gbit/s, Open MPI 5" in words
-    assert words[-5:] == ["mpi", "wire, uncompressed", "none", "zfp:rate=8", "wire, zfp:rate=8"]
+    assert words[-5:] == ["mpi", "link limit, uncompressed", "none", "zfp:rate=8", "link limit, zfp:rate=8"]
     assert [word for word in words if word.endswith("MB")] == ["1 MB", "4 MB", "16 MB"]
     assert {"median time", "10 ms", "100 ms"} <= set(words)
     text = (tmp_path / "out.svg").read_text()
@@ -61,7 +61,7 @@ def test_bandwidth_is_drawn_as_bandwidth(tmp_path: Path) -> None:
     plot(a_run("bw", 2), tmp_path / "out.svg")
     words = words_of(tmp_path / "out.svg")
     assert "bandwidth" in words and "200 MB/s" in words
-    assert words[-5:] == ["wire, zfp:rate=8", "zfp:rate=8", "none", "wire, uncompressed", "mpi"]
+    assert words[-5:] == ["link limit, zfp:rate=8", "zfp:rate=8", "none", "link limit, uncompressed", "mpi"]
 
 
 @with_matplotlib
@@ -71,7 +71,7 @@ def test_gaps_odd_names_and_an_unknown_network_do_no_harm(tmp_path: Path) -> Non
     run.rows = [row for row in run.rows if (row.candidate, row.size) != ("none", 4 * MB)]
     run.rows += [Row(0, "mpi", [5.0], 5.0, 5.0, 5.0), Row(MB, "_$odd", [5.0], 5.0, 5.0, 5.0)]
     plot(run, tmp_path / "out.svg")
-    assert "wire, uncompressed" not in words_of(tmp_path / "out.svg")
+    assert "link limit, uncompressed" not in words_of(tmp_path / "out.svg")
 
 
 @with_matplotlib
@@ -115,15 +115,13 @@ def test_other_suffixes_are_refused() -> None:
 
 @with_matplotlib
 def test_what_cannot_be_drawn_or_written_is_said(tmp_path: Path) -> None:
-    remedy = "Measure at least one size above 0, and name candidates that were measured."
-    said = (
-        f"plot: expected something to draw, got no figures of bcast, weights, network unknown, 4 ranks, MPI. {remedy}"
-    )
+    remedy = "Measure a size above 0, and name measured candidates."
+    said = f"plot: expected figures to plot, got no figures of bcast, weights, network unknown, 4 ranks, MPI. {remedy}"
     assert failing(Run("bcast", 4, "MPI"), tmp_path / "out.png") == said
     with pytest.raises(GpucompError) as caught:
         plot_grid(Results([a_run()], {}), tmp_path / "out.png", ["mine"])
-    expected = f"plot: expected something to draw, got no figures of bcast, weights on known networks. {remedy}"
+    expected = f"plot: expected figures to plot, got no figures of bcast, weights on known networks. {remedy}"
     assert str(caught.value) == expected
     path = tmp_path / "no" / "out.png"
-    said = f"file {path}: expected a file to write, got No such file or directory. Choose another place."
+    said = f"file {path}: expected a file to write, got No such file or directory. Choose another file."
     assert failing(a_run(), path) == said

@@ -9,7 +9,7 @@ from report_pages import MB, a_run, row
 
 from osu_bench import report
 from osu_bench.report.assets import STYLE
-from osu_bench.report.compare import plain_limit, wire_share
+from osu_bench.report.compare import raw_limit, wire_share
 from osu_bench.report.drawing import FIXED, axis, look, round_values, thinned
 from osu_bench.report.units import TIMES, bandwidth_text, factor_text, network_text, rate_text, size_text, time_text
 from osu_bench.suite.results import Network, Results, Run
@@ -27,20 +27,20 @@ from osu_bench.suite.results import Network, Results, Run
     ],
 )
 def test_the_wire_alone_takes(benchmark: str, microseconds: float | None) -> None:
-    assert plain_limit(Run(benchmark, 4, "MPI", network=Network(4, 1e9)), 1_000_000) == microseconds
+    assert raw_limit(Run(benchmark, 4, "MPI", network=Network(4, 1e9)), 1_000_000) == microseconds
 
 
 @pytest.mark.parametrize("name, share", [("mpi", 0.8), ("mpi-tuned", 0.8), ("gloo", 0.8), ("zfp:rate=8", None)])
-def test_who_does_not_compress_is_held_to_the_plain_limit(name: str, share: float | None) -> None:
+def test_who_does_not_compress_is_held_to_the_raw_limit(name: str, share: float | None) -> None:
     run = Run("bcast", 4, "MPI", network=Network(4, 1e9))
     assert wire_share(row(1_000_000, name, 10_000.0), run) == share
 
 
 def test_without_a_rate_there_is_no_limit() -> None:
-    assert plain_limit(Run("bcast", 4, "MPI", network=Network(4, None)), MB) is None
-    assert plain_limit(Run("bcast", 4, "MPI"), MB) is None
+    assert raw_limit(Run("bcast", 4, "MPI", network=Network(4, None)), MB) is None
+    assert raw_limit(Run("bcast", 4, "MPI"), MB) is None
     assert wire_share(row(MB, "none", 5.0), Run("bcast", 4, "MPI")) is None
-    assert plain_limit(Run("bibw", 2, "MPI", network=Network(2, 1e9, 2)), MB) == 0.5
+    assert raw_limit(Run("bibw", 2, "MPI", network=Network(2, 1e9, 2)), MB) == 0.5
 
 
 @pytest.mark.parametrize(
