@@ -77,7 +77,7 @@ def test_data_that_nobody_knows():
         Values("wights")
     assert str(caught.value) == (
         "option --data: expected weights, weights-bf16, gradients, smooth, zeros, random or a .npy file, got wights. "
-        "Write values of your own with numpy.save."
+        "Save your own values with numpy.save."
     )
 
 

@@ -32,7 +32,7 @@ def findings(*arguments: str, mpich: Path | None, ranks: int = 3) -> dict[str, A
 @needs_mpirun
 def test_gloo_gives_what_it_should(library: Path | None) -> None:
     pytest.importorskip("torch")
-    found = findings("tests/bench/rivals_others.py", "gloo", mpich=library)
+    found = findings("tests/bench/baseline_ranks.py", "gloo", mpich=library)
     assert found["wrong"] == []
     assert found["compared"] > 150
 
@@ -40,13 +40,13 @@ def test_gloo_gives_what_it_should(library: Path | None) -> None:
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_compression_per_message_gives_what_it_should(ranks: int) -> None:
-    found = findings("tests/bench/rivals_others.py", "messages", mpich=None, ranks=ranks)
+    found = findings("tests/bench/baseline_ranks.py", "messages", mpich=None, ranks=ranks)
     assert found["wrong"] == []
     assert found["compared"] > 90
 
 
 def test_compression_per_message_on_mpich(mpich: Path) -> None:
-    found = findings("tests/bench/rivals_others.py", "messages", mpich=mpich)
+    found = findings("tests/bench/baseline_ranks.py", "messages", mpich=mpich)
     assert found["wrong"] == [] and found["mpi"].startswith("MPICH")
 
 

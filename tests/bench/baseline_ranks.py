@@ -1,6 +1,6 @@
 """Run under mpirun: gloo and compression per message against MPI's own results; prints what all ranks have found.
 
-rivals_others.py gloo | messages
+baseline_ranks.py gloo | messages
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class Ledger:
             self.wrong.append(f"rank {RANK}: {what}, {got.size} x {got.dtype}")
 
 
-def broadcasts(ledger: Ledger, what: str, rival: Gloo | PerMessage, count: int, dtype: Any) -> None:
+def broadcasts(ledger: Ledger, what: str, baseline: Gloo | PerMessage, count: int, dtype: Any) -> None:
     for root in range(SIZE):
         array = values(count, dtype, RANK)
-        rival.bcast(array, root)
+        baseline.bcast(array, root)
         ledger.same(f"{what} bcast from {root}", array, values(count, dtype, root))
 
 
-def sums_and_rings(ledger: Ledger, what: str, rival: Gloo | PerMessage, count: int, dtype: Any) -> None:
+def sums_and_rings(ledger: Ledger, what: str, baseline: Gloo | PerMessage, count: int, dtype: Any) -> None:
     own, together = values(count, dtype, RANK), everybodys(count, dtype)
     recv, all_of_it = np.zeros_like(own), np.zeros(count * SIZE, own.dtype)
-    rival.allreduce(own, recv)
+    baseline.allreduce(own, recv)
     ledger.same(f"{what} allreduce", recv, together.sum(0))
     ledger.same(f"{what} allreduce's send buffer", own, together[RANK])
-    rival.allgather(own, all_of_it)
+    baseline.allgather(own, all_of_it)
     ledger.same(f"{what} allgather", all_of_it, together.reshape(-1))
-    rival.allreduce(own, own)
+    baseline.allreduce(own, own)
     ledger.same(f"{what} allreduce in place", own, together.sum(0))
 
 
@@ -121,8 +121,8 @@ def bounded(ledger: Ledger) -> None:
     exact = np.random.default_rng(0).normal(0, 1, 100_000).astype(np.float32)
     for kind, hops in ((PerMessage, (RANK).bit_count()), (PerMessageChain, RANK)):
         array = exact.copy() if RANK == 0 else np.zeros_like(exact)
-        with kind(WORLD, "bound:abs=1e-2") as rival:
-            rival.bcast(array)
+        with kind(WORLD, "bound:abs=1e-2") as baseline:
+            baseline.bcast(array)
         error = float(np.abs(array - exact).max())
         ledger.compared += 1
         if error > hops * 1e-2 * 1.001 or (error == 0) != (RANK == 0):
