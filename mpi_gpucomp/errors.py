@@ -1,18 +1,18 @@
 """Every error of the library, in one tree.
 
     GpucompError
-    ├── SpecError       a codec spec string (or another setting) that means nothing         (also a ValueError)
-    ├── BufferError     a buffer that cannot be used as asked: dtype, device, layout, size  (also a TypeError)
-    ├── DeviceError     a device, library or driver that is missing or failed               (also a RuntimeError)
-    ├── StreamError     encoded bytes that are not a stream of the codec                     (also a ValueError)
-    ├── FrameError      a frame whose header, length or checksum is wrong                    (also a ValueError)
-    ├── ScheduleError   a schedule that cannot be read, or would not do what it promises     (also a ValueError)
-    ├── AgreementError  ranks that called one collective in different ways                   (also a ValueError)
-    ├── PeerError       a collective that went wrong on another rank                          (also a RuntimeError)
-    ├── DeadlockError   ranks that wait for each other, or for one that never comes           (also a TimeoutError)
-    └── RankFailedError a rank that died, or the network to it                                (also a ConnectionError)
+    ├── SpecError        invalid codec spec, option or setting                    (also a ValueError)
+    ├── BufferSpecError  unsuitable buffer: dtype, device, layout or size         (also a TypeError)
+    ├── DeviceError      missing or failed device, library or driver              (also a RuntimeError)
+    ├── DecodeError      bytes that the codec cannot decode                       (also a ValueError)
+    ├── FrameError       frame with an invalid header, length or checksum         (also a ValueError)
+    ├── ScheduleError    schedule that cannot be read or fails verification       (also a ValueError)
+    ├── AgreementError   ranks called a collective with different arguments       (also a ValueError)
+    ├── PeerError        collective failed on another rank                        (also a RuntimeError)
+    ├── DeadlockError    ranks wait for each other, or for one that never joins   (also a TimeoutError)
+    └── RankFailedError  rank died, or the network to it failed                   (also a ConnectionError)
 
-Each says topic, expected, got and remedy, and the rank where one is known.
+Each has a topic, what was expected, what it got, a remedy, and the rank if known.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = [
 
 
 class GpucompError(Exception):
-    """Base of all errors: a topic, what was expected, what was there instead, and what to do about it."""
+    """Base class of all errors: topic, expected, got, remedy and rank."""
 
     def __init__(self, topic: str, *, expected: str, got: str, remedy: str, rank: int | None = None) -> None:
-        """Keep the parts apart, so that programs can read them and people get one sentence."""
+        """Store the parts as attributes, and join them to the message."""
         self.topic, self.expected, self.got, self.remedy, self.rank = topic, expected, got, remedy, rank
         where = "" if rank is None else f"rank {rank}: "
         super().__init__(f"{where}{topic}: expected {expected}, got {got}. {remedy}")
 
 
 class SpecError(GpucompError, ValueError):
-    """A codec spec or a setting that does not parse or is out of range."""
+    """A codec spec, option or setting that does not parse or is out of range."""
 
 
 class BufferSpecError(GpucompError, TypeError):
-    """A buffer that cannot be used as asked."""
+    """A buffer that is unsuitable for the call."""
 
 
 class DeviceError(GpucompError, RuntimeError):
@@ -55,28 +55,28 @@ class DeviceError(GpucompError, RuntimeError):
 
 
 class DecodeError(GpucompError, ValueError):
-    """Encoded bytes that are not a valid stream of their codec."""
+    """Bytes that are not a valid encoding of their codec."""
 
 
 class FrameError(GpucompError, ValueError):
-    """A frame with a wrong header, length, sequence or checksum."""
+    """A frame with an invalid header, length, sequence number or checksum."""
 
 
 class ScheduleError(GpucompError, ValueError):
-    """A schedule that cannot be built or read, or that fails its check."""
+    """A schedule that cannot be built or read, or that fails verification."""
 
 
 class AgreementError(GpucompError, ValueError):
-    """Ranks that called one collective in different ways; every rank gets it."""
+    """Ranks called a collective with different arguments; raised on every rank."""
 
 
 class PeerError(GpucompError, RuntimeError):
-    """A collective that this rank did right and another one did not; it says who and what."""
+    """A collective failed on another rank; names the rank and the cause."""
 
 
 class DeadlockError(GpucompError, TimeoutError):
-    """Ranks that wait for each other in a circle, or for a rank that does not come; every rank gets it."""
+    """Ranks wait for each other in a cycle, or for a rank that does not join; raised on every rank."""
 
 
 class RankFailedError(GpucompError, ConnectionError):
-    """A rank that died, or that the network no longer reaches."""
+    """A rank died, or the network no longer reaches it."""
