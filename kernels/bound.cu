@@ -1,8 +1,8 @@
 // Error-bounded: values become multiples of a step, in blocks of 32, each packed at the width that it needs.
 //
-// Stream: the step (f64) and the bound (f64), then a stream of tiles (tiles.h). A tile is 32 blocks: 32 bytes that say how each is
-// packed, then their words. Every value is decoded by the encoder too: a block with one that would break the bound (as
-// seen in the caller's precision), or that is not finite, is kept exactly.
+// Stream: the step (f64) and the bound (f64), then a stream of tiles (tiles.h). A tile is 32 blocks: 32 bytes with the packing of
+// each, then their words. The encoder also decodes every value: a block with a value that would violate the bound (in the
+// caller's precision), or that is not finite, is stored exactly.
 #include "numbers.h"
 #include "reduce.h"
 #include "tiles.h"
@@ -10,8 +10,8 @@
 constexpr int BLOCKS = 32;
 constexpr int TILE = BLOCKS * LANES;
 
-// A block's byte: the width of its values in bits (0..31), with DELTA where each value is told as the difference from the one
-// before; or one of the two that keep all bits.
+// A block's byte: the width of its values in bits (0..31), with DELTA if each value is stored as the difference from the one
+// before; or one of the two that store all bits.
 constexpr u32 DELTA = 0x40, CONSTANT_BLOCK = 0xfe, RAW_BLOCK = 0xff;
 
 struct Header {
@@ -41,7 +41,7 @@ template <class T>
 DEVICE constexpr u32 raw_words() {
     return LANES * sizeof(T) / 4;
 }
-// Blocks this wide or wider are kept exactly; 32 is also what a value that breaks the bound counts as.
+// Blocks this wide or wider are stored exactly; 32 is also the width of a value that violates the bound.
 template <class T>
 DEVICE constexpr u32 widest() {
     return raw_words<T>() < 32 ? raw_words<T>() : 32;
@@ -66,19 +66,19 @@ template <class F>
 struct Quantiser {
     F step, inverse, limit;
 
-    // `bound` may round up on its way to F, and so may an error: going one down makes good for either.
+    // `bound` may be rounded up in the conversion to F, and so may an error: one step down compensates for either.
     MEMBER explicit Quantiser(const Header &header)
         : step((F)header.step), inverse((F)1 / (F)header.step), limit(next_below((F)header.bound)) {}
 };
 
-// The nearest multiple of the step, counted in steps; zero where there is none.
+// The nearest multiple of the step, in steps; zero if there is none.
 template <class F>
 DEVICE i32 nearest(F value, const Quantiser<F> &by) {
     const F scaled = value * by.inverse;
     return (i32)((magnitude(scaled) < (F)(1 << 30) ? scaled : (F)0) + (scaled < 0 ? (F)-0.5 : (F)0.5));
 }
 
-// Quantises 32 values. Where one would not meet the bound when decoded, `bad` is all ones, else zero.
+// Quantises 32 values. `bad` is all ones if a decoded value would violate the bound, else zero.
 template <class T, class F>
 DEVICE void quantise(const Lane<F> &value, const Quantiser<F> &by, Lane<u32> &q, Lane<u32> &bad) {
     FOR_LANES(l) {
@@ -89,8 +89,8 @@ DEVICE void quantise(const Lane<F> &value, const Quantiser<F> &by, Lane<u32> &q,
     }
 }
 
-// A block ready to be packed: its values, or their differences (the first from `before`, the last value of the block in
-// front) where those are narrower.
+// A block ready to be packed: its values, or their differences (the first from `before`, the last value of the previous
+// block) if those are narrower.
 struct Packing {
     Lane<u32> code;
     u32 width, delta;
@@ -118,7 +118,7 @@ DEVICE u32 block_words(u32 byte, u32 raw, u32 constant) {
     return byte == RAW_BLOCK ? raw : byte == CONSTANT_BLOCK ? constant : byte & ~DELTA;
 }
 
-// Element i of a block that keeps all bits. A block starts at a multiple of 4 bytes, so larger elements are taken in words.
+// Element i of a block that stores all bits. A block starts at a multiple of 4 bytes, so larger elements are read in words.
 template <class B>
 DEVICE void store_kept(u32 *words, int i, B bits) {
     if constexpr (sizeof(B) == 8) {
@@ -137,7 +137,7 @@ DEVICE T load_kept(const u32 *words, int i) {
         return ((const T *)words)[i];
 }
 
-// Keeps all bits of a block: once, if its values are all the same.
+// Stores all bits of a block; only one value if all are equal.
 template <class T>
 DEVICE u32 keep_block(const T *from, i64 start, i64 count, u32 *out) {
     typedef typename Bits<T>::type B;
@@ -164,7 +164,7 @@ DEVICE void load_lanes(const T *from, i64 start, i64 count, Lane<F> &value, F be
     }
 }
 
-// Several blocks at a time, one step after the other, so that a machine that can do more than one thing at once does.
+// Several blocks at a time, step by step, for instruction-level parallelism.
 constexpr int AT_ONCE = 4;
 
 template <class T>
@@ -180,7 +180,7 @@ DEVICE u32 encode_tile(const T *from, i64 start, i64 count, const Quantiser<type
             quantise<T>(value, by, q[i], bad[i]);
         }
         UNROLL for (int i = 0; i < AT_ONCE; ++i) packing[i].take_values(q[i], bad[i]);
-        if (useful) {  // where differences did not help a tile's blocks before, as in noise, they will not help the next ones
+        if (useful) {  // differences that did not help earlier blocks of a tile, as in noise, will not help the next ones
             useful = 0;
             UNROLL for (int i = 0; i < AT_ONCE; ++i) {
                 packing[i].try_differences(q[i], bad[i], before);
@@ -214,7 +214,7 @@ DEVICE void encode(i64 first, i64 last, const T *from, i64 count, const Header *
     }
 }
 
-// `before` is the last value of the block in front, in steps, and becomes this block's.
+// `before` is the last value of the previous block, in steps, and is updated to this block's.
 template <class T, class F>
 DEVICE void decode_block(u32 byte, const u32 *words, const Quantiser<F> &by, u32 &before, T *to, i64 start, i64 count, i64 op) {
     if (byte >= CONSTANT_BLOCK) {
@@ -239,7 +239,7 @@ DEVICE void decode_block(u32 byte, const u32 *words, const Quantiser<F> &by, u32
     store_lanes(to, start, count, value, op);
 }
 
-// Decodes one tile of `size` bytes, unless its blocks do not add up to that.
+// Decodes one tile; fails if its blocks do not add up to `size` bytes.
 template <class T>
 DEVICE bool decode_tile(const u8 *in, u64 size, const Quantiser<typename Wide<T>::type> &by, T *to, i64 start, i64 count, i64 op) {
     Lane<u32> byte, words, bad;
@@ -270,7 +270,7 @@ DEVICE void decode(i64 first, i64 last, const Header *header, const u8 *tiles, c
     }
 }
 
-// The least and the greatest finite value of a tile; where there is none, an empty range.
+// The minimum and maximum of the finite values of a tile; an empty range if there are none.
 template <class T>
 DEVICE void tile_range(const T *from, i64 start, i64 count, double *range) {
     typedef typename Wide<T>::type F;
@@ -294,8 +294,8 @@ DEVICE void tile_range(const T *from, i64 start, i64 count, double *range) {
     }
 }
 
-// Turns the bound that was asked for into the stream's header: `share` of the range of all tiles, or that number itself where there are
-// none. A step is `steps` times the bound, less a little that leaves room for roundings.
+// Writes the stream's header. The bound is `share` of the range of all tiles, or `share` itself if there are
+// none. A step is `steps` times the bound, minus a margin for rounding.
 DEVICE void make_header(const double *ranges, i64 tiles, double share, double steps, Header *header) {
     double low = 0, high = 1;
     if (tiles) {

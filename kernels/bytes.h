@@ -1,6 +1,6 @@
-// Bytes at any address: words read from them, and a warp's copy of a span.
+// Unaligned access: words read from any address, and a warp's copy of a range of bytes.
 //
-//   ROLLED for (...)        a short loop that is not worth unrolling
+//   ROLLED for (...)        a short loop that is not unrolled
 #pragma once
 #include "simt.h"
 
@@ -45,7 +45,7 @@ DEVICE void store_element(u8 *at, E x) {
 
 #define ROLLED
 
-// One worker makes the whole copy, so here the spans may also overlap.
+// One worker makes the whole copy, so here the ranges may overlap.
 DEVICE void copy_bytes(u8 *to, const u8 *from, i64 nbytes) { memmove(to, from, (size_t)nbytes); }
 
 template <class E>

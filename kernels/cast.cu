@@ -1,4 +1,4 @@
-// A float in fewer bits: rounded to nearest. What would become infinite by it is reported, so that the chunk can travel as it is.
+// Casts floats to a smaller type, rounding to nearest. Overflow is reported, so that the chunk can be sent raw.
 #include "numbers.h"
 #include "reduce.h"
 #include "status.h"
@@ -20,7 +20,7 @@ DEVICE f16 cast(f32 x, f16) { return narrow<f16>(x); }
 DEVICE bf16 cast(f32 x, bf16) { return narrow<bf16>(x); }
 DEVICE f32 cast(f64 x, f32) {
     const u64 bits = bits_of_float(x);
-    const u32 nan = (u32)(bits >> 63) << 31 | 0x7fc00000u | (u32)(bits >> 29 & 0x7fffff);  // a GPU's conversion loses the payload
+    const u32 nan = (u32)(bits >> 63) << 31 | 0x7fc00000u | (u32)(bits >> 29 & 0x7fffff);  // a GPU's conversion drops the payload
     return (bits & ~(u64)0 >> 1) > 0x7ff0000000000000ull ? float_of_bits(nan) : (f32)x;
 }
 

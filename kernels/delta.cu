@@ -1,7 +1,7 @@
-// Lossless: what has changed since a version that both sides have.
+// Lossless differences from a base that sender and receiver hold.
 //
-// Values are taken as whole numbers, each less what stood in its place before. Neighbours change about as much as each other, so blocks of
-// 32 such differences are packed at the width that they need; what has not changed costs nothing but its block's byte.
+// The bits of each value, as an integer, minus those of the base. Neighbours change by similar amounts, so blocks of 32
+// differences are packed at the width that they need; an unchanged block costs only its byte.
 //
 // Stream: a stream of tiles (tiles.h). A tile is 32 blocks: 32 bytes with the width of each in bits, then their planes.
 #include "numbers.h"
@@ -10,7 +10,7 @@
 constexpr int BLOCKS = 32;
 constexpr int TILE = BLOCKS * LANES;
 
-// A difference as bits of which the upper ones are zero where it is small, and those bits in words of 32.
+// Zigzag code of a difference, whose upper bits are zero if it is small, in words of 32 bits.
 template <class U>
 struct Change;
 template <>
@@ -109,7 +109,7 @@ DEVICE void decode_block(u32 width, const u32 *words, const U *base, U *to, i64 
     }
 }
 
-// Decodes one tile of `size` bytes, unless its blocks do not add up to that.
+// Decodes one tile; fails if its blocks do not add up to `size` bytes.
 template <class U>
 DEVICE bool decode_tile(const u8 *in, u64 size, const U *base, U *to, i64 start, i64 count) {
     Lane<u32> width, bad;

@@ -1,7 +1,7 @@
-// Lossless, in the manner of MPC: each value less the one `stride` before it, bit planes of 32 such differences, zero planes left out.
+// Lossless, after MPC: differences of values that are `stride` apart, in bit planes of 32 values, without zero planes.
 //
-// Stream: a stream of tiles (tiles.h). A tile is 32 blocks of 32 values: for each block a map of its planes that are not zero, then those
-// planes. Values are taken as whole numbers, so every bit comes back: NaN payloads, infinities and the sign of zero.
+// Stream: a stream of tiles (tiles.h). A tile is 32 blocks of 32 values: for each block a bitmap of its non-zero planes, then those
+// planes. Values are treated as integers, so every bit is restored: NaN payloads, infinities and the sign of zero.
 #include "reduce.h"
 #include "tiles.h"
 
@@ -30,7 +30,7 @@ DEVICE constexpr i64 slot_bytes() {
     return BLOCKS * Words<U>::PER_VALUE * 4 * (1 + LANES);
 }
 
-// The zigzag differences of 32 values from those `stride` before; in front of the tile stand zeros.
+// The zigzag differences of 32 values from those `stride` before; values before the tile count as zero.
 template <class U>
 DEVICE void differences(const U *from, i64 tile, i64 start, i64 count, int stride, Lane<U> &difference) {
     typedef typename Words<U>::Int Int;
@@ -74,7 +74,7 @@ DEVICE void encode(i64 first, i64 last, const U *from, i64 count, i64 stride, u8
     }
 }
 
-// Decodes one tile of `size` bytes, unless its maps do not add up to that.
+// Decodes one tile; fails if its bitmaps do not add up to `size` bytes.
 template <class T, class U>
 DEVICE bool decode_tile(const u8 *in, u64 size, int stride, T *to, i64 start, i64 count, i64 op) {
     constexpr int N = Words<U>::PER_VALUE;

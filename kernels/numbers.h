@@ -1,4 +1,4 @@
-// The element types of the kernels, and the two 16-bit floats, which are computed with as float32.
+// The element types of the kernels, and the two 16-bit floats, whose arithmetic is done in float32.
 #pragma once
 #include "simt.h"
 
@@ -21,7 +21,7 @@ struct Select<false, A, B> {
     typedef B type;
 };
 
-// `Wide<T>::type` is what arithmetic on a T is done in.
+// `Wide<T>::type` is the type in which arithmetic on T is done.
 template <class T>
 struct Wide {
     typedef T type;
@@ -43,7 +43,7 @@ DEVICE T widen(T x) {
 DEVICE float widen(f16 x) {
     const u32 magnitude = (u32)(x.bits & 0x7fff) << 13;
     const u32 sign = (u32)(x.bits & 0x8000) << 16;
-    // 2^112 moves the exponent's bias from 15 to 127, and normalises subnormals on the way.
+    // 2^112 moves the exponent's bias from 15 to 127, and normalises subnormals.
     const u32 finite = bits_of_float(float_of_bits(magnitude) * float_of_bits(0x77800000u));
     const u32 special = magnitude | 0x7f800000u;
     return float_of_bits(sign | ((x.bits & 0x7c00) == 0x7c00 ? special : finite));
@@ -51,7 +51,7 @@ DEVICE float widen(f16 x) {
 
 DEVICE float widen(bf16 x) { return float_of_bits((u32)x.bits << 16); }
 
-// Rounds to nearest, ties to even. What is too large for a float16 becomes infinite; a NaN stays a NaN.
+// Rounds to nearest, ties to even. A value too large for float16 becomes infinite; a NaN stays a NaN.
 template <class T>
 struct Narrow {
     static MEMBER T of(T x) { return x; }
@@ -98,7 +98,7 @@ struct Largest<bf16> {
     static constexpr float value = 3.3895313892515355e38f;
 };
 
-// Clamps what is about to be narrowed to a 16-bit float, so that a lossy value near the end of the range stays finite.
+// Clamps a value before it is narrowed to a 16-bit float, so that a lossy value near the limit stays finite.
 template <class T>
 DEVICE void keep_finite(Lane<float> &x) {
     if constexpr (sizeof(T) == 2) {

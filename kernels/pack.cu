@@ -1,10 +1,10 @@
 // pack_gather_<bytes>, pack_scatter_<bytes>: the elements of a strided array, in C order, to or from contiguous memory.
-// pack_bucket: many spans of bytes to or from one. Elements are 1, 2, 4, 8 or 16 bytes; a tile is 1024 of them.
+// pack_bucket: many ranges of bytes to or from one. Elements are 1, 2, 4, 8 or 16 bytes; a tile is 1024 of them.
 #include "bytes.h"
 
 constexpr i64 TILE = 1024;
 constexpr int MOST_DIMENSIONS = 64;
-constexpr i64 SHORT_ROW = 8;  // in shorter rows most lanes of a warp would have nothing to do
+constexpr i64 SHORT_ROW = 8;  // in shorter rows most lanes of a warp would be idle
 
 struct alignas(8) Pair {
     u64 low, high;
@@ -63,7 +63,7 @@ DEVICE u8 *address_of(const Strided &array, const i64 *index) {
     return at;
 }
 
-// The address `ahead` elements after `index`: added as numbers of several digits are, dividing only where one carries.
+// The address `ahead` elements after `index`: a mixed-radix addition that divides only on a carry.
 DEVICE u8 *address_ahead(const Strided &array, const i64 *index, u32 ahead) {
     u8 *at = array.base;
     ROLLED for (i64 d = array.ndim - 1; d >= 0; --d) {
@@ -150,7 +150,7 @@ struct Piece {
     u64 address, offset, nbytes;
 };
 
-// A tile is one piece: `nbytes` at `address`, which are those at `offset` in the bucket. Direction 0 fills the bucket, 1
+// A tile is one copy: `nbytes` between `address` and `offset` in the bucket. Direction 0 fills the bucket, 1
 // empties it.
 KERNEL(pack_bucket, const Piece *pieces, i64 count, u8 *bucket, i64 direction) {
     FOR_TILES(t) {

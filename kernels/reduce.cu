@@ -1,5 +1,5 @@
 // reduce_<type>: to = to op from, element by element; the operations are in reduce.h. A tile is 1024 elements.
-// The two buffers do not overlap. An operation that the type does not have leaves `to` as it is.
+// The two buffers do not overlap. An operation that is not defined for the type leaves `to` unchanged.
 #include "reduce.h"
 
 constexpr i64 TILE = 1024;
@@ -16,8 +16,8 @@ DEVICE Complex<R> operator+(Complex<R> a, Complex<R> b) {
     return {a.re + b.re, a.im + b.im};
 }
 
-// Added, never subtracted: gcc 12 makes a fused vfmaddsub, with its other rounding, of a product less a product beside a
-// sum, also with -ffp-contract=off.
+// Added, never subtracted: of a difference and a sum of products gcc 12 makes a fused vfmaddsub, which rounds differently,
+// even with -ffp-contract=off.
 template <class R>
 DEVICE Complex<R> operator*(Complex<R> a, Complex<R> b) {
     const R less = -a.im;

@@ -1,16 +1,15 @@
-// What becomes of a value that arrives where another one already stands: the operations of a reduction, and `store_lanes`,
-// with which a decoder stores or reduces what it has decoded.
+// The operations of reductions, and `store_lanes`, with which decoders store or reduce decoded values.
 //
-// Whole numbers wrap around. The 16-bit floats are computed with as float32 and rounded once per operation. MIN and MAX
-// keep what is there unless the arriving value is strictly better, so an arriving NaN is ignored, a NaN that is there
-// stays, and of 0.0 and -0.0 the first stays. A NaN that comes out of SUM or PROD has no particular payload.
+// Integers wrap around. 16-bit floats are computed in float32 and rounded once per operation. MIN and MAX keep the
+// current value unless the incoming one is strictly smaller or larger: an incoming NaN is ignored, a current NaN stays, and
+// of 0.0 and -0.0 the current one stays. The payload of a NaN from SUM or PROD is unspecified.
 #pragma once
 #include "numbers.h"
 
 constexpr i64 REPLACE = 0, SUM = 1, PROD = 2, MIN = 3, MAX = 4;
 constexpr i64 BAND = 5, BOR = 6, BXOR = 7, LAND = 8, LOR = 9, LXOR = 10;
 
-// `Ring<T>::type` is what a T is added and multiplied as, so that no whole number overflows.
+// `Ring<T>::type` is the type in which T is added and multiplied, so that integers do not overflow.
 template <class T>
 struct Ring {
     typedef T type;
@@ -80,7 +79,7 @@ struct Onto<Replace, T> {
     static MEMBER void put(T &place, X x) {
         place = narrow<T>(x);
     }
-    static MEMBER void put(T &place, T x) { place = x; }  // bit for bit, NaN payloads too
+    static MEMBER void put(T &place, T x) { place = x; }  // bit for bit, including NaN payloads
 };
 
 template <class Op, int N, class T, class X>
@@ -98,8 +97,8 @@ DEVICE void put_lanes(T *to, i64 start, i64 count, const Lane<X> (&x)[N]) {
     }
 }
 
-// Lane l's N values go to the elements start + N*l .. of the `count` elements at `to`; what is beyond the end is left out.
-// The values are Ts, or Ts in their wide form; Ts that replace arrive bit for bit. `op` is one of REPLACE .. MAX.
+// Lane l's N values go to the elements start + N*l .. of the `count` elements at `to`; values beyond the end are dropped.
+// The values are Ts, or Ts in their wide form; with REPLACE, Ts are stored bit for bit. `op` is one of REPLACE .. MAX.
 template <int N, class T, class X>
 DEVICE void store_lanes(T *to, i64 start, i64 count, const Lane<X> (&x)[N], i64 op) {
     switch (op) {

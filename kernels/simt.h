@@ -1,17 +1,16 @@
-// One text, two machines. Kernels are written per warp of 32 lanes in the words of this file:
+// The programming model: one source for host and GPU. Kernels are written per warp of 32 lanes with these constructs:
 //
-//   Lane<T> x;              a variable that every lane has its own copy of
-//   FOR_LANES(l) { ... }    what every lane does; x[l] is lane l's copy
-//   FOR_LANES_IN_TURN(l)    the same where lanes touch what other lanes touch, with warp_atomic_*; a GPU has no turns
-//   ONE_LANE { ... }        what one lane does for all
+//   Lane<T> x;              a variable with one copy per lane
+//   FOR_LANES(l) { ... }    code that every lane executes; x[l] is lane l's copy
+//   FOR_LANES_IN_TURN(l)    the same for lanes that access shared data with warp_atomic_*; sequential on the host only
+//   ONE_LANE { ... }        code that one lane executes for all
 //   ballot, reduce_*, scan_*, shuffle_*, transpose_bits
-//                           how lanes talk to each other; only between FOR_LANES blocks
-//   WARP_SHARED(T, x, n);   an array that the whole warp sees; warp_sync() orders its use
-//   KERNEL(name, args...)   an entry point; FOR_TILES(t) walks the tiles that are this warp's
+//                           communication between lanes; only between FOR_LANES blocks
+//   WARP_SHARED(T, x, n);   an array shared by the warp; warp_sync() orders accesses
+//   KERNEL(name, args...)   an entry point; FOR_TILES(t) iterates over the tiles of this warp
 //
-// NVRTC makes 32 threads of a warp. The host's C++ compiler makes Lane<T> an array of 32 and FOR_LANES a loop, which it
-// turns into SIMD instructions. Every kernel has `first` and `last` as its first two arguments on both machines: the range
-// of tiles to work on.
+// On a GPU a warp is 32 threads. On the host Lane<T> is an array of 32 and FOR_LANES a loop, which the compiler
+// vectorises. On both, the first two arguments of every kernel are `first` and `last`, the range of tiles to process.
 #pragma once
 
 typedef signed char i8;
@@ -31,7 +30,7 @@ constexpr int LANES = 32;
 #include "simt_host.h"
 #endif
 
-// Everything below is the same text on both machines.
+// Everything below is the same on host and GPU.
 
 // Lane l gets the sum over the lanes 0 .. l.
 template <class T>
@@ -42,8 +41,8 @@ DEVICE Lane<T> scan_inclusive(const Lane<T> &x) {
 // Lane l gets the sum over the lanes 0 .. l-1.
 DEVICE Lane<u32> scan_exclusive(const Lane<u32> &x) { return shift_in(0u, scan_inclusive(x)); }
 
-// transpose_bits turns 32 words of 32 bits around: afterwards bit l of lane k's word (plane k) is what bit k of lane l's word was.
-// store_planes writes the planes 0 .. width-1 of x; on the host it may write on to the next multiple of 8 planes.
+// transpose_bits transposes 32 words of 32 bits: bit l of lane k's result (plane k) is bit k of lane l's word.
+// store_planes writes the planes 0 .. width-1 of x; on the host it may write up to the next multiple of 8 planes.
 #if defined(__CUDACC__) || !defined(__AVX2__)
 
 template <int STEP>

@@ -1,8 +1,8 @@
-// The words of simt.h on a GPU: a lane is a thread.
+// The constructs of simt.h on a GPU: a lane is a thread.
 #pragma once
 
 constexpr int WARPS_PER_BLOCK = 4;
-constexpr int BLOCKS_PER_SM = 6;  // so 80 registers a lane; left to itself ptxas spills to get down to 32
+constexpr int BLOCKS_PER_SM = 6;  // 80 registers per lane; without this limit ptxas spills to get down to 32
 
 #define MEMBER __device__ __forceinline__
 #define DEVICE static MEMBER
@@ -47,7 +47,7 @@ DEVICE double float_of_bits(u64 bits) { return __longlong_as_double((i64)bits); 
 DEVICE u32 bits_of_float(float x) { return __float_as_uint(x); }
 DEVICE u64 bits_of_float(double x) { return (u64)__double_as_longlong(x); }
 
-// Bit l of the result says whether lane l's copy is not zero.
+// Bit l of the result is set if lane l's copy is not zero.
 DEVICE u32 ballot(const Lane<u32> &x) { return __ballot_sync(ALL_LANES, x.value != 0); }
 
 template <class T>
@@ -107,26 +107,26 @@ DEVICE T reduce_max(const Lane<T> &x) {
     return all;
 }
 
-// Writes the lanes' words that are not zero, one behind the other, and returns the map of them.
+// Writes the non-zero words of the lanes back to back, and returns their bitmap.
 DEVICE u32 store_nonzero(const Lane<u32> &x, u32 *to) {
     const u32 map = __ballot_sync(ALL_LANES, x.value != 0);
     if (x.value) to[__popc(map & ((1u << threadIdx.x % LANES) - 1))] = x.value;
     return map;
 }
 
-// Reads them back, with zeros between.
+// Reads them back, with zeros for the other lanes.
 DEVICE Lane<u32> load_nonzero(u32 map, const u32 *from) {
     const u32 lane = threadIdx.x % LANES;
     return {map >> lane & 1 ? from[__popc(map & ((1u << lane) - 1))] : 0};
 }
 
-// Writes the low halves of the words of the lanes in the map, one behind the other. The host may write up to 32 bytes more.
+// Writes the low halves of the words of the lanes in the bitmap, back to back. The host may write up to 32 bytes more.
 DEVICE void store_halves(u32 map, const Lane<u32> &x, u16 *to) {
     const u32 lane = threadIdx.x % LANES;
     if (map >> lane & 1) to[__popc(map & ((1u << lane) - 1))] = (u16)x.value;
 }
 
-// Reads them back; the other lanes get anything. The host may read up to 32 bytes more.
+// Reads them back; the values of the other lanes are undefined. The host may read up to 32 bytes more.
 DEVICE Lane<u32> load_halves(u32 map, const u16 *from) {
     const u32 lane = threadIdx.x % LANES;
     return {map >> lane & 1 ? from[__popc(map & ((1u << lane) - 1))] : 0u};

@@ -1,4 +1,4 @@
-// The words of simt.h on the host: a lane is a place in an array, and a block of all lanes is a loop.
+// The constructs of simt.h on the host: a lane is an array element, and FOR_LANES is a loop.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 #endif
 #define FOR_LANES_IN_TURN(l) _Pragma("GCC unroll 32") for (int l = 0; l < LANES; ++l)
 #define ONE_LANE
-constexpr int COUNTER_COPIES = 8;  // of a counter that many lanes add to, so that they seldom wait for each other
+constexpr int COUNTER_COPIES = 8;  // of a counter that many lanes increment, to reduce dependencies between them
 #define WARP_SHARED(T, name, n) alignas(64) T name[n]
 
 template <class T>
@@ -31,15 +31,15 @@ struct alignas(64) Lane {
     MEMBER const T &operator[](int l) const { return value[l]; }
 };
 
-// Floating point as IEEE has it and a GPU does it, for as long as this lives: programs may have told the processor to flush
-// denormal numbers to zero, and bytes and bounds would depend on that.
+// Sets IEEE floating-point mode, as on a GPU, for its lifetime: the program may have set the processor to flush denormal
+// numbers to zero, and bytes and bounds would depend on that.
 struct FloatMode {
 #if defined(__SSE2__)
     const u32 before = __builtin_ia32_stmxcsr();
     MEMBER FloatMode() { set(0x1f80); }
     MEMBER ~FloatMode() { set(before); }
     static MEMBER void set(u32 mode) {
-        __asm__ volatile("" : : : "memory");  // what is read and written on one side of it stays there
+        __asm__ volatile("" : : : "memory");  // no access is moved across it
         __builtin_ia32_ldmxcsr(mode);
         __asm__ volatile("" : : : "memory");
     }
@@ -115,7 +115,7 @@ DEVICE Lane<u32> shuffle(const Lane<u32> &x, const Lane<int> &from) {
 
 #elif defined(__AVX2__)
 
-// Looks each lane up in all four vectors, and takes the one that the upper bits of the place name.
+// Looks each lane up in all four vectors, and selects one by the upper bits of the index.
 DEVICE Lane<u32> shuffle(const Lane<u32> &x, const Lane<int> &from) {
     const __m256i *table = (const __m256i *)x.value;
     Lane<u32> y;
@@ -139,7 +139,7 @@ DEVICE T broadcast(const Lane<T> &x, int from) {
     return x[from & (LANES - 1)];
 }
 
-// Eight lanes at a time, in a form that every compiler makes vector instructions of.
+// Eight lanes at a time, in a form that every compiler vectorises.
 typedef u32 EightLanes __attribute__((vector_size(32)));
 
 template <int MASK>
@@ -155,7 +155,7 @@ DEVICE Lane<u32> shuffle_xor(const Lane<u32> &x) {
     return y;
 }
 
-// In vectors as wide as the ones around it: reading across two narrower stores would stall.
+// In vectors as wide as the adjacent ones: a load across two narrower stores would stall.
 DEVICE Lane<u32> shift_in(u32 first, const Lane<u32> &x) {
     Lane<u32> y;
 #ifdef __AVX512F__
@@ -314,7 +314,7 @@ DEVICE Lane<u32> load_halves(u32 map, const u16 *from) {
 
 #ifdef __AVX2__
 
-// This instruction set has a ballot over bytes: sort the bytes of the 32 words by their place, then take ballots.
+// This instruction set has a ballot over bytes: sort the bytes of the 32 words by position, then take ballots.
 DEVICE void sort_bytes(const Lane<u32> &x, __m256i (&plane)[4]) {
     const __m256i by_byte = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,  //
                                              0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

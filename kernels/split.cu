@@ -1,12 +1,12 @@
-// Lossless: the exponents of floats are entropy-coded, their signs and mantissas kept as they are.
+// Lossless: the exponents of floats are entropy-coded, signs and mantissas are stored raw.
 //
-// Exponents of real data are few and unequal; the mantissas are noise. The coder is rANS with 32 interleaved states, one for each
-// lane, which put out words of 16 bits, and with frequencies out of 4096 that hold for the whole stream.
+// Exponents of real data are few and unevenly distributed; the mantissas are noise. The coder is rANS with 32 interleaved states,
+// one per lane, 16-bit output words, and one table of frequencies (out of 4096) for the whole stream.
 //
 // Stream: a stream of tiles (tiles.h). Tile 0 is the frequency table: first exponent and number of exponents (u16 each), then a u16
 // for each. Every other tile is up to 16384 values of 2 bytes, or 32768 larger ones, in groups of 32: the 32 states (u32 each), the
-// groups' raw bits, the words. A state must start somewhere: it starts as 16 of the raw bits, so the first 64 bytes of those are not
-// stored again. The encoder walks the groups forwards, the decoder backwards, and its states end as those 64 bytes.
+// groups' raw bits, the words. The initial states are 16 raw bits each, so the first 64 raw bytes are not
+// stored again. The encoder walks the groups forwards, the decoder backwards, and its final states are those 64 bytes.
 #include "reduce.h"
 #include "split_layout.h"
 #include "tiles.h"
@@ -14,9 +14,9 @@
 constexpr u32 SCALE_BITS = 12, SCALE = 1 << SCALE_BITS;
 constexpr u32 LOWEST_STATE = 1u << 15, SEED = 1u << 16;
 
-// Coding an exponent: x -> x / frequency * SCALE + x % frequency + start, the division done by a multiplication.
+// Coding an exponent: x -> x / frequency * SCALE + x % frequency + start, with a multiplication instead of the division.
 struct EncodeTable {
-    u32 *reciprocal, *rest;  // rest: bits 0-12 what is added, 13-16 the shift, 17-29 the frequency
+    u32 *reciprocal, *rest;  // rest: bits 0-12 the addend, 13-16 the shift, 17-29 the frequency
 
     MEMBER void set(u32 symbol, u32 frequency, u32 start) {
         u32 shift = 0;
@@ -24,7 +24,7 @@ struct EncodeTable {
         if (frequency > 1) {
             reciprocal[symbol] = (u32)((((u64)1 << (shift + 31)) + frequency - 1) / frequency);
             rest[symbol] = start | (shift - 1) << 13 | frequency << 17;
-        } else {  // x / 1 comes out as x - 1, which the added SCALE - 1 makes good
+        } else {  // x / 1 yields x - 1, which the addend SCALE - 1 compensates
             reciprocal[symbol] = ~0u;
             rest[symbol] = (start + SCALE - 1) | frequency << 17;
         }
@@ -38,7 +38,7 @@ struct EncodeTable {
     }
 };
 
-// Decoding: the exponent of each of the SCALE slots, its frequency less one, and the slot's place among the exponent's.
+// Decoding: the exponent of each of the SCALE slots, its frequency minus one, and the slot's index among the exponent's.
 template <class T>
 struct DecodeSlot {
     typedef typename Select<(Parts<T>::SYMBOLS > 256), u64, u32>::type Entry;
@@ -52,7 +52,7 @@ struct DecodeSlot {
     static MEMBER u32 place(Entry e) { return (u32)(e >> (SYMBOL_BITS + SCALE_BITS)); }
 };
 
-// Counts the exponents of this warp's tiles, then adds them to the common counts.
+// Counts the exponents of this warp's tiles, then adds them to the shared counts.
 template <class T>
 DEVICE void count_exponents(i64 first, i64 last, const typename Layout<T>::U *from, i64 count, u32 *counts) {
     constexpr int N = Parts<T>::SYMBOLS, COPIES = N > 256 ? 1 : COUNTER_COPIES;  // equal neighbours go to different copies
@@ -91,7 +91,7 @@ DEVICE void balance(u32 *frequency, int symbols, u32 sum) {
     }
 }
 
-// Turns counts into frequencies, writes them as tile 0 and makes the encoder's table.
+// Converts counts to frequencies, writes them as tile 0 and builds the encoder's table.
 template <class T>
 DEVICE void make_tables(const u32 *counts, i64 count, u8 *slots, u32 *sizes, u64 *starts, EncodeTable table) {
     constexpr int N = Parts<T>::SYMBOLS;
@@ -127,7 +127,7 @@ DEVICE void make_tables(const u32 *counts, i64 count, u8 *slots, u32 *sizes, u64
     }
 }
 
-// Reads the exponents and raw bits of a group; the last one is filled up with its first value.
+// Reads the exponents and raw bits of a group; the last group is padded with its first value.
 template <class T>
 DEVICE void load_group(const typename Layout<T>::U *from, i64 at, i64 count, Lane<u32> &exponent,
                        Lane<typename Layout<T>::U> &raw) {
@@ -145,7 +145,7 @@ DEVICE void load_group(const typename Layout<T>::U *from, i64 at, i64 count, Lan
     }
 }
 
-// The encoder's table where all exponents fit: an entry in each lane, so that looking one up is a shuffle.
+// The encoder's table if all exponents fit: one entry per lane, so that a lookup is a shuffle.
 struct LaneTable {
     Lane<u32> reciprocal, rest;
     u32 low;
@@ -165,7 +165,7 @@ struct LaneTable {
     }
 };
 
-// Takes 32 exponents into the states; words that overflow are put out. Returns how many.
+// Encodes 32 exponents; writes the words that overflow the states, and returns their number.
 template <class Table>
 DEVICE int encode_group(const Lane<u32> &exponent, const Table &table, Lane<u32> &state, u16 *words) {
     Lane<u32> reciprocal, rest, full;
@@ -230,7 +230,7 @@ DEVICE void encode(i64 first, i64 last, const typename Layout<T>::U *from, i64 c
     }
 }
 
-// Gives 32 exponents back. Returns whether there were words enough.
+// Decodes 32 exponents. Returns false if there are not enough words.
 template <class T>
 DEVICE bool decode_group(const typename DecodeSlot<T>::Entry *slots, Lane<u32> &state, const u16 *words, i64 &left,
                          Lane<u32> &exponent) {
@@ -259,7 +259,7 @@ DEVICE void store_group(const Lane<u32> &exponent, const u8 *raw_at, T *to, i64 
     store_lanes(to, start, count, value, op);
 }
 
-// Decodes one tile of `size` bytes, unless it does not come out even.
+// Decodes one tile; fails if its words do not add up to `size` bytes.
 template <class T>
 DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::Entry *slots, T *to, i64 start, i64 count, i64 op) {
     constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS;
@@ -283,7 +283,7 @@ DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::En
         else
             seeded[0] = exponent;
     }
-    // The states are what they started as: the first raw bytes, which the first groups were waiting for.
+    // The states are back at their initial values: the first raw bytes, which the first groups need.
     WARP_SHARED(u32, raw, SEEDED * RAW / 4);
     Lane<u32> wrong;
     for (int i = 0; i < SEEDED * RAW / 4; i += LANES)
@@ -300,7 +300,7 @@ DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::En
     return left == 0 && reduce_or(wrong) == 0;
 }
 
-// Reads tile 0 and lays out the decoder's slots. Nothing in it is believed.
+// Reads tile 0, validates it and fills the decoder's slots.
 template <class T>
 DEVICE bool open_table(const u8 *in, i64 size, typename DecodeSlot<T>::Entry *slots) {
     const u16 *table = (const u16 *)in;

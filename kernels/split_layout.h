@@ -1,12 +1,12 @@
-// How the floats of split.cu are taken apart into exponents and raw bits, and how the raw bits are stored.
+// How split.cu splits floats into exponents and raw bits, and how the raw bits are stored.
 #pragma once
 #include "numbers.h"
 
 constexpr int STATE_BYTES = 4 * LANES, SEED_BYTES = 2 * LANES;
 constexpr int SLACK = 32;  // behind the last word of a stream, so that words can be read many at a time
 
-// How a type is taken apart: U holds its bits; MANTISSA bits of mantissa below EXPONENT bits of exponent below the sign.
-// The raw bits of 32 values are stored as arrays of their low words, half-words and bytes, and bit planes of what is left.
+// How a type is split: U holds its bits; MANTISSA bits of mantissa below EXPONENT bits of exponent below the sign.
+// The raw bits of 32 values are stored as arrays of their low words, half-words and bytes, and bit planes of the rest.
 template <class T>
 struct Layout;
 template <>
@@ -52,7 +52,7 @@ struct Parts : Layout<T> {
     }
 };
 
-// The raw bytes of so many groups, at least as many as the states start from.
+// The raw bytes of `groups` groups, at least those of the initial states.
 template <class T>
 DEVICE i64 raw_bytes(int groups) {
     const i64 bytes = (i64)groups * Parts<T>::RAW_BYTES;
@@ -64,7 +64,7 @@ DEVICE bf16 value_of(u16 bits, bf16) { return {bits}; }
 DEVICE f32 value_of(u32 bits, f32) { return float_of_bits(bits); }
 DEVICE f64 value_of(u64 bits, f64) { return float_of_bits(bits); }
 
-// The raw bits of 32 values: their low words, half-words and bytes, and bit planes of what is left above.
+// The raw bits of 32 values: their low words, half-words and bytes, and bit planes of the rest.
 template <class T>
 DEVICE void store_raw(const Lane<typename Layout<T>::U> &raw, u8 *to) {
     typedef Layout<T> L;

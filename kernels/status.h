@@ -1,15 +1,15 @@
-// What a kernel can say went wrong: bits that it adds to the caller's status word.
+// Error bits that kernels set in the caller's status word.
 #pragma once
 #include "simt.h"
 
 constexpr u64 STATUS_BAD_STREAM = 1;  // decoding: the bytes are not a stream of this codec
-constexpr u64 STATUS_NOT_FINITE = 2;  // encoding: the format has no room for NaN and infinity
+constexpr u64 STATUS_NOT_FINITE = 2;  // encoding: the format cannot represent NaN and infinity
 
 DEVICE void report(u64 *status, u64 what) {
     if (what) ONE_LANE atomic_or(status, what);
 }
 
-// Whether something has gone wrong before. Other warps may be reporting just now: all lanes get the same answer.
+// Returns whether an error was reported before. Other warps may report concurrently: all lanes get the same result.
 DEVICE bool failed(const u64 *status) {
     Lane<u32> seen;
     FOR_LANES(l) seen[l] = *status != 0;

@@ -1,9 +1,9 @@
-// Tiles of different sizes, put one behind the other in a stream, and found again in one.
+// Tiles of variable size: joined back to back in a stream, and located in one.
 // An encoder writes tile t's bytes at slots + starts[t] and their number to sizes[t].
 #include "bytes.h"
 #include "status.h"
 
-// Lane l's offset is where the lanes before it end, counted on from `total`; `total` moves to the end of them all.
+// Lane l's offset is `total` plus the sizes of the lanes before it; `total` grows by the sizes of all.
 DEVICE Lane<u64> place(const Lane<u64> &sizes, u64 &total) {
     const Lane<u64> ends = scan_inclusive(sizes);
     Lane<u64> offsets;
@@ -18,7 +18,7 @@ DEVICE void store_offsets(u64 *offsets, i64 start, i64 tiles, const Lane<u64> &x
     }
 }
 
-// offsets[t] = the sum of the sizes before tile t; *total = the sum of all. There is one tile of work.
+// offsets[t] = the sum of the sizes before tile t; *total = the sum of all. Launched with one tile.
 KERNEL(tiles_offsets, const u32 *sizes, i64 tiles, u64 *offsets, u64 *total) {
     FOR_TILES(t) {
         u64 sum = 0;
@@ -31,7 +31,7 @@ KERNEL(tiles_offsets, const u32 *sizes, i64 tiles, u64 *offsets, u64 *total) {
     }
 }
 
-// A copy that grows as long as the next one continues it on both sides.
+// A copy that is extended while the next one is adjacent in source and target.
 struct Move {
     u8 *to;
     const u8 *from;
@@ -52,17 +52,17 @@ struct Move {
     }
 };
 
-// Tile t's bytes go from slots + starts[t] to `to` + offsets[t]. On the host `to` may be `slots` itself, where one worker
-// has all tiles in order and no tile moves up.
+// Tile t's bytes go from slots + starts[t] to `to` + offsets[t]. On the host `to` may be `slots` itself: one worker
+// copies all tiles in order, and no tile moves up.
 KERNEL(tiles_join, const u8 *slots, const u64 *starts, const u32 *sizes, const u64 *offsets, u8 *to) {
     Move move = {to, slots, 0};
     FOR_TILES(t) move.add(to + offsets[t], slots + starts[t], sizes[t]);
     move.finish();
 }
 
-// Reads `tiles` sizes of 4 bytes from a stream that nobody vouches for: each a multiple of 4 from `smallest` to `largest`, together
-// exactly `available` bytes. offsets[t] = the sum of the sizes before tile t, up to offsets[tiles]; all zero when the sizes are
-// refused, which *status then says. There is one tile of work.
+// Reads `tiles` sizes of 4 bytes from an untrusted stream: each a multiple of 4 from `smallest` to `largest`, together
+// exactly `available` bytes. offsets[t] = the sum of the sizes before tile t, up to offsets[tiles]; all zero if the sizes are
+// invalid, which sets *status. Launched with one tile.
 KERNEL(tiles_open, const u8 *sizes_at, i64 tiles, i64 available, u64 *offsets, i64 smallest, i64 largest, u64 *status) {
     FOR_TILES(t) {
         u64 sum = 0;

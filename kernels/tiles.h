@@ -1,9 +1,9 @@
-// Streams of tiles whose encoded size varies: sizes of all tiles first (u32 each), then their bytes, one behind the other.
+// Streams of tiles whose encoded size varies: sizes of all tiles first (u32 each), then their bytes, back to back.
 //
-// No warp knows where its tile's bytes end up before the sizes of those before it are known. So an encoder writes tile t at
-// slots + starts[t] and tells sizes[t]; `tiles_offsets` and `tiles_join` (tiles.cu) then close the gaps. On a GPU every tile has a
-// slot of its own. On the host a range of tiles is walked in order, so its tiles are written without gaps from the start, and where
-// one worker has it all nothing is left to move.
+// The offset of a tile depends on the sizes of all tiles before it. So an encoder writes tile t at
+// slots + starts[t] and its size to sizes[t]; `tiles_offsets` and `tiles_join` (tiles.cu) then close the gaps. On a GPU every tile has its
+// own slot. On the host a range of tiles is processed in order, so its tiles are written without gaps, and with a single worker
+// nothing is left to move.
 #pragma once
 #include "status.h"
 
@@ -13,7 +13,7 @@ struct TileWriter {
     u32 *sizes;
     u64 *starts;
 
-    // `ahead` bytes at the start of the slots are taken already.
+    // The first `ahead` bytes of the slots are in use.
     MEMBER TileWriter(u8 *slots, i64 slot_bytes, i64 first, u32 *sizes, u64 *starts, i64 ahead = 0)
         : slots(slots), next(slots + ahead + first * slot_bytes), slot_bytes(slot_bytes), ahead(ahead), sizes(sizes), starts(starts) {}
 

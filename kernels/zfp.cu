@@ -1,5 +1,5 @@
 // ZFP, one-dimensional, fixed rate: byte for byte libzfp's stream without a header.
-// A block is 4 values and `block_bits` long. A tile is 32 blocks, one for each lane: `block_bits` words of 32 bits.
+// A block is 4 values and `block_bits` long. A tile is 32 blocks, one per lane: `block_bits` words of 32 bits.
 #include "numbers.h"
 #include "reduce.h"
 #include "status.h"
@@ -55,7 +55,7 @@ DEVICE void inverse_lift(Int &x, Int &y, Int &z, Int &w) {
     w += x, x += x, x -= w;
 }
 
-// Fills value[0..3] of every lane with its block; where the data ends inside a block, libzfp's padding.
+// Fills value[0..3] of every lane with its block; a partial block gets libzfp's padding.
 template <class T, class F>
 DEVICE void load_blocks(const T *from, i64 start, i64 count, Lane<F> (&value)[ZFP_BLOCK]) {
     if (start + TILE <= count) {
@@ -73,8 +73,8 @@ DEVICE void load_blocks(const T *from, i64 start, i64 count, Lane<F> (&value)[ZF
     }
 }
 
-// What every lane knows of its block: the integers to code, the bits so far, and how many they are. A block that fits a Word
-// is one; a longer one passes through it.
+// Per-lane state of a block: the integers to code, the bits so far, and their number. A block that fits a Word
+// is kept in one; a longer one is flushed through it.
 template <class F, class Word>
 struct Blocks {
     static constexpr u32 WORD_BITS = 8 * sizeof(Word);
@@ -83,8 +83,8 @@ struct Blocks {
     Lane<u32> length;
 };
 
-// Scales a block to integers, decorrelates them and starts its code with the exponent. A block of zeros is done at once, and so
-// is one so small that its scale would overflow (libzfp makes garbage of those). Returns whether all values are finite.
+// Scales a block to integers, decorrelates them and starts its code with the exponent. A block of zeros needs no more, and neither
+// does one so small that its scale would overflow (libzfp's result is garbage there). Returns whether all values are finite.
 template <class F, class Word>
 DEVICE bool quantise(Lane<F> (&value)[ZFP_BLOCK], u32 block_bits, Blocks<F, Word> &blocks) {
     typedef typename Format<F>::Int Int;
@@ -124,7 +124,7 @@ DEVICE void put_bits(u32 *words, u32 at, u64 bits, u32 length) {
     }
 }
 
-// Codes the bit planes, two at a time, until every block is full. What is too much for a Word is put out on the way.
+// Codes the bit planes, two at a time, until every block is full. Bits that exceed a Word are flushed.
 template <bool FITS, class F, class Word>
 DEVICE void encode_planes(Blocks<F, Word> &blocks, u32 block_bits, u32 *words) {
     constexpr u32 MASK = Blocks<F, Word>::WORD_BITS - 1;
@@ -164,7 +164,7 @@ DEVICE void encode_planes(Blocks<F, Word> &blocks, u32 block_bits, u32 *words) {
     }
 }
 
-// Codes one tile into words that start as zeros. Returns whether all values are finite.
+// Codes one tile into zeroed words. Returns whether all values are finite.
 template <bool FITS, class Word, class T>
 DEVICE bool encode_tile(const T *from, i64 start, i64 count, u32 block_bits, u32 *words) {
     typedef typename Wide<T>::type F;
@@ -179,7 +179,7 @@ DEVICE bool encode_tile(const T *from, i64 start, i64 count, u32 block_bits, u32
 template <class T>
 DEVICE void encode(i64 first, i64 last, const T *from, i64 count, u32 *to, u32 block_bits, u64 *status) {
     const i64 tiles = (count + TILE - 1) / TILE;
-    const i64 stream_words = ((count + 3) / 4 * block_bits + 63) / 64 * 2;  // libzfp fills up its last word of 64 bits
+    const i64 stream_words = ((count + 3) / 4 * block_bits + 63) / 64 * 2;  // libzfp pads to words of 64 bits
     bool finite = true;
     WARP_SHARED(u32, words, Format<typename Wide<T>::type>::LONGEST_BLOCK + 1);
     FOR_TILES(t) {
@@ -199,7 +199,7 @@ DEVICE void encode(i64 first, i64 last, const T *from, i64 count, u32 *to, u32 b
     if (!finite) report(status, STATUS_NOT_FINITE);
 }
 
-// Copies the tile's words from the stream, and what is needed to read a little past them.
+// Copies the tile's words from the stream, and a few more because reads may go past the end.
 DEVICE void load_words(const u32 *from, i64 stream_words, i64 start, u32 block_bits, u32 *words) {
     for (u32 w = 0; w < block_bits + 2; w += LANES)
         FOR_LANES(l) if (w + l < block_bits + 2) words[w + l] = start + w + l < stream_words ? from[start + w + l] : 0;
@@ -212,11 +212,11 @@ DEVICE u64 bits_at(const u32 *words, u32 at) {
     return at & 31 ? low >> (at & 31) | (u64)word[2] << (64 - (at & 31)) : low;
 }
 
-// Decodes bit planes until every block's bits are used up. A block that fits a Word is read at once, a longer one on the way.
+// Decodes bit planes until every block's bits are used up. A block that fits a Word is read at once, a longer one incrementally.
 template <bool FITS, class F, class Word>
 DEVICE void decode_planes(Blocks<F, Word> &blocks, u32 block_bits, const u32 *words) {
     typedef typename Format<F>::UInt UInt;
-    const u32 *const table = ZFP_DECODE->entry;  // all rows as one table: the form that becomes a gather
+    const u32 *const table = ZFP_DECODE->entry;  // all rows as one table, which compiles to a gather
     Lane<u32> row;
     FOR_LANES(l) {
         row[l] = 0;
@@ -252,7 +252,7 @@ DEVICE void dequantise(const Blocks<F, Word> &blocks, const Lane<F> &scale, Lane
     }
 }
 
-// Reads what stands before the bit planes. A block that starts with a zero bit is all zeros and has nothing more to read.
+// Reads the header before the bit planes. A block that starts with a zero bit is all zeros and ends there.
 template <class F, class Word>
 DEVICE Lane<F> read_exponents(Blocks<F, Word> &blocks, u32 block_bits, const u32 *words) {
     constexpr int E = Format<F>::EXPONENT;

@@ -1,8 +1,8 @@
 // ZFP's embedded coding of bit planes as tables, made by the compiler from its definition.
 //
 // A block's 4 integers are coded one bit plane at a time, highest first. `known` counts the values that have had a one bit
-// in some plane above: their bits go out as they are. The rest of the plane is coded in unary: a bit that says whether any one
-// is left, then the bits up to and with that one (the last value's one needs no bit: it is implied).
+// in some plane above: their bits are stored raw. The rest of the plane is coded in unary: a bit that is set if a one
+// is left, then the bits up to and including that one (the last value's one is implied and needs no bit).
 #pragma once
 #include "simt.h"
 
@@ -52,9 +52,9 @@ struct ZfpEncodeTable {
 constexpr int ZFP_LONGEST_PLANE = 2 * ZFP_BLOCK - 1;
 constexpr int ZFP_WINDOW = 1 << ZFP_LONGEST_PLANE;
 
-// One plane at a time. Index: (left * ZFP_STATES + known) * 128 + the next 7 bits, where `left` is how many bits the block still
-// has (7 for more). A block may end in the middle of a plane: what was not sent is zero, except for a one that was
-// announced, which then stands where the bits ended.
+// One plane at a time. Index: (left * ZFP_STATES + known) * 128 + the next 7 bits, where `left` is the number of bits left in
+// the block (7 for more). A block may end in the middle of a plane: missing bits are zero, except for an announced
+// one, which is at the position where the bits ended.
 // Entry: bits 0-3 the plane, 4-7 the length, 8-31 the next known * 128.
 struct ZfpDecodeRows {
     u32 entry[ZFP_STATES * ZFP_WINDOW];

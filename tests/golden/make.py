@@ -1,8 +1,8 @@
-"""Makes the golden vectors: `python tests/golden/make.py`.
+"""Creates the golden vectors: `python tests/golden/make.py`.
 
-It writes the vectors that are missing and compares the others, which it never changes: a vector that differs is a
-changed wire format, and that needs a new wire id. To give up a vector on purpose, delete its file and its entry.
-The small cases are stored whole, the large ones as checksums.
+It writes missing vectors and compares the others, which it never changes: a different vector is a changed wire format,
+which needs a new wire id. To drop a vector on purpose, delete its file and its entry. Small cases are stored in full,
+large ones as checksums.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Case(NamedTuple):
     count: int
 
     def __str__(self) -> str:
-        """Give it a name that a file can have."""
+        """Return a name that is valid for a file."""
         return f"{self.spec.replace(':', '-')}-{self.dtype}-{self.count}"
 
     @property
     def path(self) -> Path | None:
-        """Where the encoded bytes are kept; large ones are not."""
+        """Return the file of the encoded bytes; small cases only."""
         return HERE / f"{self}.bin" if self.count == SMALL else None
 
 
@@ -60,7 +60,7 @@ CASES = [
 
 
 def plain_values(case: Case) -> np.ndarray:
-    """Compute elements with whole numbers and exact fractions alone: slopes, noise, zeros, large and small values."""
+    """Return elements from integers and exact fractions: slopes, noise, zeros, large and small values."""
     i = np.arange(case.count, dtype=np.int64)
     noise = (i * 0x9E3779B1 % (1 << 32) >> 20) / 4096 - 0.5
     x = ((i % 257) - 128) / 64 + noise / 16
@@ -72,7 +72,7 @@ def plain_values(case: Case) -> np.ndarray:
 
 
 def put_special_values(values: np.ndarray) -> None:
-    """Put what only bits can say near the start: -0.0, infinity, a NaN with a payload, a denormal."""
+    """Set special bit patterns near the start: -0.0, infinity, a NaN with a payload, a denormal."""
     size = values.itemsize
     sign = 1 << (8 * size - 1)
     infinity = int(np.array(np.inf, values.dtype).view(f"u{size}"))
@@ -101,12 +101,12 @@ def decoded_values(case: Case, data: bytes) -> np.ndarray:
 
 
 def checksum(data: bytes) -> str:
-    """Shorten bytes to what tells them apart."""
+    """Return a digest of bytes."""
     return sha256(data).hexdigest()[:32]
 
 
 def entry(case: Case) -> tuple[dict[str, str | int], bytes]:
-    """Compute what is pinned of a case, and its encoded bytes."""
+    """Return the entry of a case, and its encoded bytes."""
     values = plain_values(case)
     data = encoded_bytes(case, values)
     facts: dict[str, str | int] = {
@@ -120,7 +120,7 @@ def entry(case: Case) -> tuple[dict[str, str | int], bytes]:
 
 
 def main() -> int:
-    """Add what is missing and say what differs."""
+    """Add missing vectors and report different ones."""
     index = json.loads(INDEX.read_text()) if INDEX.exists() else {}
     different = []
     for case in CASES:

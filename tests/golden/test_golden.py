@@ -1,4 +1,4 @@
-"""Encoded bytes do not change: every machine writes the stored vectors, and reads them."""
+"""Encoded bytes do not change: every machine encodes and decodes the stored vectors."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def decoded(case: Case, data: bytes, stream: Stream) -> np.ndarray:
 
 
 @every_case
-def test_the_input_is_the_same_everywhere(case: Case) -> None:
+def test_the_input_is_reproducible(case: Case) -> None:
     assert checksum(plain_values(case).tobytes()) == VECTORS[str(case)]["plain"]
 
 
 @every_machine
 @every_case
-def test_encoding_gives_the_vector(case: Case, machine: str) -> None:
+def test_encoding_matches_the_vector(case: Case, machine: str) -> None:
     stream, vector = open_stream(machine), VECTORS[str(case)]
     data = encoded(case, stream)
     assert (len(data), checksum(data)) == (vector["encoded_nbytes"], vector["encoded"])
@@ -68,7 +68,7 @@ def test_encoding_gives_the_vector(case: Case, machine: str) -> None:
 
 @every_machine
 @every_case
-def test_decoding_the_vector_gives_the_values(case: Case, machine: str) -> None:
+def test_decoding_the_vector_matches_the_values(case: Case, machine: str) -> None:
     stream = open_stream(machine)
     data = case.path.read_bytes() if case.path is not None else encoded(case, stream)
     values = decoded(case, data, stream)
@@ -97,13 +97,13 @@ def test_wire_ids() -> None:
         assert VECTORS[str(case)]["wire_id"] == f"{get_codec(case.spec).wire_id:#010x}"
 
 
-def test_the_stored_vectors_are_those_of_the_script() -> None:
+def test_the_stored_vectors_match_the_script() -> None:
     assert VECTORS.keys() == {str(case) for case in CASES}
     assert {path.name for path in HERE.glob("*.bin")} == {case.path.name for case in CASES if case.path}
     assert sum(path.stat().st_size for path in HERE.iterdir() if path.is_file()) < 200_000
 
 
-def test_the_script_adds_what_is_missing_and_changes_nothing(
+def test_the_script_adds_missing_vectors_and_changes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = [case for case in CASES if case.spec == "split" and case.path][:2]

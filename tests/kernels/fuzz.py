@@ -1,9 +1,9 @@
-"""Feeds every codec and kernel with all sorts of numbers and streams in guarded memory, in a process of its own.
+"""Fuzzes every codec and kernel in guarded memory; run in its own process.
 
     MPI_GPUCOMP_HOST_LIBRARY=<level or path> python tests/kernels/fuzz.py heap|pages <rounds> <seed> [<codec> ...]
 
-A round takes every codec (or those named, and then nothing else) with every type, and a few counts. A wrong access ends
-the process; the last line printed says where it was.
+A round runs every codec (or only the named ones) with every type and a few counts. An invalid access ends the process;
+the last line printed names the case.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SPECS = [
     *("split", "cast:bf16", "cast:f16", "cast:f32", "none"),
 ]
 COUNTS = [1, 3, 5, 31, 32, 33, 127, 129, 1023, 1024, 1025, 3000]
-SPLIT_COUNTS = [16383, 16385, 32769, 70000]  # around the borders of its larger tiles
+SPLIT_COUNTS = [16383, 16385, 32769, 70000]  # around multiples of its larger tiles
 REDUCE_OPS = 11
 
 
@@ -48,7 +48,7 @@ def say(*words: object) -> None:
 
 
 def numbers(dtype: DType, count: int, random: np.random.Generator) -> bytes:
-    """Make elements of one of several kinds: any bits, weights, smooth, all the same, few different, whole numbers."""
+    """Return elements of a random kind: any bits, weights, smooth, constant, few distinct values, integers."""
     small = {"float16": np.float16, "float64": np.float64}.get(dtype.name, np.float32)
     kinds: list[np.ndarray] = [
         random.normal(0, 0.02, count),
@@ -78,14 +78,14 @@ def get(memory: Memory, nbytes: int | None = None) -> bytes:
 
 
 def encode(codec: Codec, data: bytes, count: int, dtype: DType, stream: Stream) -> bytes | None:
-    """Encode with exactly the room that `max_encoded` says."""
+    """Encode with a capacity of exactly `max_encoded`."""
     with put(data, stream) as memory, stream.device.alloc(codec.max_encoded(count, dtype)) as room:
         size = codec.encode(Buffer(memory.address, dtype, (count,), readonly=True), room, stream).result()
         return None if size is None else get(room, size)
 
 
 def decode(codec: Codec, stream_bytes: bytes, onto: bytes, dtype: DType, op: str, stream: Stream) -> bytes | None:
-    """Decode onto elements; None where the stream is refused."""
+    """Decode into elements; None if the decoder raises."""
     with put(stream_bytes, stream) as source, put(onto, stream) as memory:
         to = Buffer(memory.address, dtype, (len(onto) // dtype.itemsize,))
         try:
@@ -96,15 +96,17 @@ def decode(codec: Codec, stream_bytes: bytes, onto: bytes, dtype: DType, op: str
 
 
 def try_codec(codec: Codec, dtype: DType, count: int, stream: Stream, random: np.random.Generator) -> None:
-    """Encode, decode, then decode what is no longer what the encoder wrote."""
+    """Encode, decode, then decode damaged bytes."""
     data = numbers(dtype, count, random)
     say(codec.spec, dtype, count, "encode")
     encoded = encode(codec, data, count, dtype, stream)
-    if encoded is None:  # to be sent raw: not what the codec holds
+    if encoded is None:  # to be sent raw
         return
     back = decode(codec, encoded, bytes(len(data)), dtype, "replace", stream)
-    assert back == data if codec.lossless else back is not None, "what was encoded does not come back"
-    op = str(random.choice(list(OPS) if dtype.kind == "f" else ["replace", "prod"]))  # not every type has the others
+    assert back == data if codec.lossless else back is not None, "the round trip is not exact"
+    op = str(
+        random.choice(list(OPS) if dtype.kind == "f" else ["replace", "prod"])
+    )  # defined for every type
     assert decode(codec, encoded, data, dtype, op, stream) is not None
     for _ in range(6):
         how, broken = damaged(codec, encoded, count, dtype, random)
@@ -114,7 +116,7 @@ def try_codec(codec: Codec, dtype: DType, count: int, stream: Stream, random: np
 
 
 def try_codecs(stream: Stream, random: np.random.Generator, specs: list[str] = SPECS) -> None:
-    """Take every codec with every type that it has, at a few counts."""
+    """Run every codec with every supported type at a few counts."""
     for spec, dtype in product(specs, DTYPES):
         codec = get_codec(spec)
         if dtype.name in codec.dtypes:
@@ -126,7 +128,7 @@ def try_codecs(stream: Stream, random: np.random.Generator, specs: list[str] = S
 
 
 def try_threads(device: GuardedDevice, random: np.random.Generator) -> None:
-    """Encode and decode what is large enough to be shared by real threads."""
+    """Encode and decode arrays that are large enough for several threads."""
     stream = device.stream()
     for spec, dtype in product(("mpc", "bound:rel=0.001", "split"), DTYPES):
         codec = get_codec(spec)
@@ -144,7 +146,7 @@ def try_threads(device: GuardedDevice, random: np.random.Generator) -> None:
 
 
 def try_delta(stream: Stream, random: np.random.Generator) -> None:
-    """Encode the difference of any two versions, decode it, then what is no longer what the encoder wrote."""
+    """Encode the difference of any two versions, decode it, then decode damaged bytes."""
     for dtype in (dtype for dtype in DTYPES if dtype.name in Delta.dtypes):
         count = int(random.choice(COUNTS))
         say("delta", dtype, count)
@@ -159,11 +161,11 @@ def try_delta(stream: Stream, random: np.random.Generator) -> None:
                 ctypes.memset(memory.address, 0, memory.nbytes)
                 with put(some, stream) as source, suppress(DecodeError):
                     codec.decode(source, len(some), buffer, stream).result()
-                assert how != "whole" or get(memory) == data, "what was encoded does not come back"
+                assert how != "whole" or get(memory) == data, "the round trip is not exact"
 
 
 def try_reduce(stream: Stream, random: np.random.Generator) -> None:
-    """Reduce any bits with every operation, also with those that a type does not have."""
+    """Reduce any bits with every operation, including those that are not defined for a type."""
     for dtype, op in product(DTYPES, range(REDUCE_OPS + 1)):
         count = int(random.choice(COUNTS))
         say("reduce", dtype, count, op)
@@ -173,7 +175,7 @@ def try_reduce(stream: Stream, random: np.random.Generator) -> None:
 
 
 def try_checksum(stream: Stream, random: np.random.Generator) -> None:
-    """Sum up bytes at any address."""
+    """Checksum bytes at any address."""
     for nbytes in [0, 1, 31, 511, 512, 513, 4095, 4096, 4097, 20001]:
         say("checksum", nbytes)
         data, tiles, shift = random.bytes(nbytes), -(-nbytes // 4096), int(random.integers(8))
@@ -209,7 +211,7 @@ def try_pack(stream: Stream, random: np.random.Generator) -> None:
 
 
 def try_bucket(stream: Stream, random: np.random.Generator) -> None:
-    """Join spans of any length at any address, and take them apart again."""
+    """Pack ranges of any length at any address into a bucket, and unpack them."""
     spans = [random.bytes(int(n)) for n in random.integers(0, 70, 40)]
     say("bucket", [len(span) for span in spans])
     memories = [put(span, stream) for span in spans]

@@ -1,8 +1,8 @@
-"""Memory that says at once when a kernel touches what is not its own, and streams that share tiles in awkward ways.
+"""Memory that detects out-of-bounds access immediately, and streams that split tiles in unusual ways.
 
-Every span, the codecs' scratch memory included, has exactly the size that was asked for. On the `heap` it lies between
-the red zones of the address sanitizer; in `pages` it ends where a page begins that nobody may touch, which
-shows what the libraries as they are shipped do. What is given back may not be touched any more.
+Every block, including the codecs' scratch memory, has exactly the requested size. On the `heap` it is between red zones
+of the address sanitizer. In `pages` it ends at a protected page, which also tests the libraries as shipped. Released
+memory may not be accessed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Source(Protocol):
-    """Where guarded memory comes from."""
+    """A source of guarded memory."""
 
     def take(self, nbytes: int) -> int:
         """Return the address of exactly `nbytes`."""
 
     def give_back(self, address: int, nbytes: int) -> None:
-        """Let nobody touch them any more."""
+        """Forbid further access."""
 
 
 class Heap:
-    """The C library's heap, which the address sanitizer surrounds with red zones."""
+    """The C heap, with red zones of the address sanitizer."""
 
     def take(self, nbytes: int) -> int:
         return int(LIBC.malloc(nbytes))
@@ -52,9 +52,9 @@ class Heap:
 
 
 class Pages:
-    """Spans that end where a forbidden page begins; what was given back is no memory any more."""
+    """Blocks that end at a protected page; released blocks are unmapped."""
 
-    ALIGNMENT = 4  # what kernels may expect of any stream; the bytes up to it are not guarded
+    ALIGNMENT = 4  # guaranteed for every stream; the padding is not guarded
     READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
     def take(self, nbytes: int) -> int:
@@ -75,7 +75,7 @@ class Pages:
 
 
 class ExactPool:
-    """Gives every request memory of its own."""
+    """A pool without reuse."""
 
     def __init__(self, device: Device, source: Source) -> None:
         self._device, self._source = device, source
@@ -88,14 +88,14 @@ class ExactPool:
 
 
 class GuardedDevice(HostDevice):
-    """The processor, with memory that is watched."""
+    """The host, with guarded memory."""
 
     def __init__(self, source: Source) -> None:
         self.pool = ExactPool(self, source)  # type: ignore[assignment]
 
 
 class CutStream(InlineStream):
-    """Runs each kernel that may be shared as several ranges of tiles, in any order, as busy workers would."""
+    """A stream that runs each kernel as several ranges of tiles in random order, as busy workers would."""
 
     def __init__(self, device: HostDevice, random: Random) -> None:
         super().__init__(device)

@@ -1,10 +1,10 @@
-// Runs kernels of a host library for another process, which may be of another processor family: `test_arm64.py` has it run by
-// an emulator. Memory is shared, at the same address in both.
+// Runs kernels of a host library for another process, possibly of another processor family: `test_arm64.py` runs it in
+// an emulator. Memory is shared, at the same address in both processes.
 //
 //   kernel_server <library> <file of the memory> <its address> <its bytes>
 //
 // then for each line `<kernel> <number of integers> <integers> <number of doubles> <doubles>` on the input runs the kernel
-// and answers with a line. Integers and doubles travel apart because calls put them in registers of two kinds.
+// and answers with a line. Integers and doubles are separate because calls pass them in different registers.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>

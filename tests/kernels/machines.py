@@ -1,7 +1,7 @@
-"""Machines that run kernels: the host library at every instruction set of this processor, and a GPU where there is one.
+"""Machines that run kernels: the host library at every supported instruction set, and a GPU if there is one.
 
-A test takes its arrays from the machine (`copy`, `zeros`), so that the kernel reaches them at the address the
-test sees, and calls `launch` with what the kernel takes after its range of tiles: arrays, whole numbers and floats.
+A test allocates its arrays on the machine (`copy`, `zeros`), so that kernel and test use the same address, and calls
+`launch` with the kernel's arguments behind the range of tiles: arrays, integers and floats.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Machine(ABC):
 
     @abstractmethod
     def memory(self, nbytes: int) -> np.ndarray:
-        """Return bytes that kernels and the test reach at the same address."""
+        """Return memory that kernels and the test access at the same address."""
 
     @abstractmethod
     def call(self, kernel: str, first: int, last: int, args: list[int | float]) -> None: ...
@@ -44,7 +44,7 @@ class Machine(ABC):
         return array
 
     def launch(self, kernel: str, tiles: int, *args: np.ndarray | int | float, calls: int = 1) -> None:
-        """Run the tiles in `calls` calls, one behind the other."""
+        """Run the tiles in `calls` successive calls."""
         plain = [address(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
         bounds = [tiles * i // calls for i in range(calls + 1)]
         for first, last in pairwise(bounds):
@@ -87,7 +87,7 @@ class Gpu(Machine):
 
 
 def fresh_library(level: str, spare: Path) -> Path:
-    """Return the built library, or build it into `spare` when it is older than a kernel's text."""
+    """Return the built library, or build it into `spare` if it is older than a kernel source."""
     built = library_directory() / f"libgpucomp-{level}.so"
     texts = [text.stat().st_mtime for text in kernels_directory().iterdir()]
     if built.exists() and built.stat().st_mtime >= max(texts):

@@ -1,6 +1,6 @@
-"""The host library on arm64: it builds without a warning, and (emulated) writes the bytes that this machine writes.
+"""The host library on arm64: it builds without warnings, and writes the same bytes under emulation.
 
-Needs a cross compiler (Debian: g++-aarch64-linux-gnu), and qemu-user to run what it builds.
+Needs a cross compiler (Debian: g++-aarch64-linux-gnu), and qemu-user.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Arm64(HostDevice):
-    """Another processor, emulated: its kernels run in a process of its own, on memory that this one shares."""
+    """An emulated processor: its kernels run in another process, on shared memory."""
 
     def __init__(self, server: Path, library: Path, spare: Path) -> None:
         file = spare / "memory"
@@ -63,7 +63,7 @@ class Arm64(HostDevice):
         assert self.server.stdout.readline() == f"{word}\n"
 
     def alloc(self, nbytes: int) -> Memory:
-        """Take memory that has not been used yet, or used long ago."""
+        """Allocate memory that is unused, or was used longest ago."""
         room = -(-max(nbytes, 1) // 64) * 64
         if self._taken + room > SHARED_BYTES:
             self._taken = 0
@@ -105,9 +105,9 @@ def arm64(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         assert process.wait(10) == 0
 
 
-def test_it_builds_without_a_warning(library: Path) -> None:
+def test_the_library_builds_without_warnings(library: Path) -> None:
     machine = library.read_bytes()[18:20]
-    assert int.from_bytes(machine, "little") == 183  # the number of arm64 in such files
+    assert int.from_bytes(machine, "little") == 183  # EM_AARCH64
 
 
 @pytest.mark.parametrize("spec", SPECS)

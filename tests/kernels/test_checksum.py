@@ -1,4 +1,4 @@
-"""The checksum is zlib's Adler-32, at any length, alignment and split of the work."""
+"""The checksum kernels equal zlib's Adler-32 for any length, alignment and split."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_largest_sums_fit(machine: Machine, length: int) -> None:
 
 
 @pytest.mark.parametrize("calls", [2, 5])
-def test_split_ranges_give_the_same(machine: Machine, calls: int) -> None:
+def test_split_ranges_give_the_same_result(machine: Machine, calls: int) -> None:
     data = machine.copy(np.arange(11 * TILE + 3, dtype=np.uint32).astype(np.uint8))
     assert checksum(machine, data, calls) == zlib.adler32(data.tobytes())
 

@@ -1,4 +1,4 @@
-"""What a GPU needs and no processor shows: every kernel compiles for every architecture, and none spills registers."""
+"""Every kernel compiles for every GPU architecture, without register spills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROPERTIES = re.compile(
 def architectures() -> list[object]:
     try:
         return [arch for arch in nvrtc.getSupportedArchs() if arch >= OLDEST]
-    except Exception as error:  # the library is loaded at the first call, and its absence has many names
+    except Exception as error:  # the library is loaded at the first call, and its absence raises various errors
         return [pytest.param(0, marks=pytest.mark.skip(reason=f"NVRTC is not installed: {error}"))]
 
 
@@ -38,7 +38,7 @@ ARCHITECTURES = architectures()
 
 @cache
 def compiled(family: str, arch: int) -> tuple[int, str]:
-    """Return the bytes of machine code and everything that the compiler said."""
+    """Return the machine code and the compiler's log."""
     program = nvrtc.createProgram((kernels_directory() / f"{family}.cu").read_text(), f"{family}.cu", (), ())
     try:
         try:
@@ -51,13 +51,13 @@ def compiled(family: str, arch: int) -> tuple[int, str]:
 
 
 def spills(log: str) -> dict[str, int]:
-    """Return each kernel's bytes of spills, stores and loads together."""
+    """Return the bytes of spill stores and loads of each kernel."""
     return {found["kernel"]: int(found["stores"]) + int(found["loads"]) for found in PROPERTIES.finditer(log)}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_compiles_without_a_warning(family: str, arch: int) -> None:
+def test_kernels_compile_without_warnings(family: str, arch: int) -> None:
     nbytes, log = compiled(family, arch)
     assert nbytes > 0
     assert "warning" not in log.lower(), log
@@ -79,7 +79,7 @@ def test_the_host_has_the_same_kernels(machine: Host, family: str, arch: int) ->
     assert missing == []
 
 
-def test_spills_are_found() -> None:
+def test_spills_are_detected() -> None:
     log = """
 ptxas info    : Function properties for tight
 ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads

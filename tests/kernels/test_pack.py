@@ -1,4 +1,4 @@
-"""Packing: strided arrays to contiguous memory and back, and many tensors to one bucket and back."""
+"""The pack kernels: strided arrays and buckets of many tensors, packed and unpacked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def numbered(machine: Machine, size: int, count: int = 5000) -> np.ndarray:
-    """Return elements of `size` bytes that all differ, as far as so many can."""
+    """Return elements of `size` bytes, distinct if `size` allows."""
     return machine.copy(np.random.default_rng(size).integers(0, 256, count * size, np.uint8)).view(ELEMENTS[size])
 
 
@@ -59,7 +59,7 @@ def gathered(machine: Machine, array: np.ndarray, calls: int = 1) -> bytes:
 
 
 def check_scatter(machine: Machine, base: np.ndarray, view: Callable[[np.ndarray], np.ndarray], calls: int = 1) -> None:
-    """Scatter other values to the view, which must change as numpy would change it, and nothing else."""
+    """Scatter new values to a view, and compare with numpy's assignment."""
     fresh = machine.copy(numbered(machine, base.itemsize, view(base).size)[::-1])
     wanted = base.copy()
     view(wanted)[...] = fresh.reshape(view(base).shape)
@@ -81,7 +81,7 @@ def test_scatter_equals_numpy(machine: Machine, name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_split_ranges_give_the_same(machine: Machine, name: str) -> None:
+def test_split_ranges_give_the_same_result(machine: Machine, name: str) -> None:
     base = numbered(machine, 4)
     assert gathered(machine, VIEWS[name](base), calls=3) == VIEWS[name](base).tobytes()
     check_scatter(machine, base, VIEWS[name], calls=3)
@@ -119,7 +119,7 @@ def test_any_view(machine: Machine, view: Callable[[np.ndarray], np.ndarray], si
 
 
 def tensors_and_pieces(machine: Machine, lengths: list[int]) -> tuple[list[np.ndarray], np.ndarray, int]:
-    """Return tensors, the table of where each lies in a bucket, and the bucket's length."""
+    """Return tensors, the table of their offsets in a bucket, and the bucket's length."""
     random = np.random.default_rng(0)
     tensors = [machine.copy(random.integers(1, 256, length, np.uint8)) for length in lengths]
     gaps = np.arange(len(lengths)) % 5
@@ -133,7 +133,7 @@ BUCKETS = {"none": [], "one": [100], "many": [1, 0, 31, 32, 33, 16, 64, 4096, 5,
 
 @pytest.mark.parametrize("calls", [1, 3])
 @pytest.mark.parametrize("name", BUCKETS)
-def test_a_bucket_takes_many_tensors_and_gives_them_back(machine: Machine, name: str, calls: int) -> None:
+def test_a_bucket_packs_and_unpacks_tensors(machine: Machine, name: str, calls: int) -> None:
     tensors, pieces, length = tensors_and_pieces(machine, BUCKETS[name])
     bucket, wanted = machine.zeros(length, np.uint8), np.zeros(length, np.uint8)
     for tensor, (_, offset, nbytes) in zip(tensors, pieces.tolist(), strict=True):

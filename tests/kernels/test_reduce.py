@@ -1,4 +1,4 @@
-"""Reductions against numpy: every type, operation, length and special value."""
+"""The reduce kernels, compared with numpy: every type, operation, length and special value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPS = {**ANY, **ORDERED, **BITS}
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Multiply with every step rounded, where numpy fuses some for complex numbers."""
+    """Multiply with every step rounded; numpy fuses some for complex numbers."""
     if a.dtype.kind != "c":
         return np.asarray(a * b)
     result: np.ndarray = np.empty_like(a)
@@ -83,7 +83,7 @@ def some(dtype: np.dtype, count: int, seed: int) -> np.ndarray:
 
 
 def same(left: np.ndarray, right: np.ndarray) -> bool:
-    """Compare bit for bit, but all NaNs alike."""
+    """Compare bit for bit, with all NaNs equal."""
     bits = f"u{left.itemsize}"
     differ = left.view(bits) != right.view(bits)
     return bool(np.all(np.isnan(left[differ]) & np.isnan(right[differ])))
@@ -93,7 +93,7 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
 def test_equals_numpy(machine: Machine, suffix: str, op: str) -> None:
     dtype = DTYPES[suffix]
     for count in LENGTHS:
-        # One element off, so that no vector is aligned, and one more behind, which stays.
+        # Unaligned by one element, and with one more behind, which must not change.
         to = machine.copy(some(dtype, count + 2, 1))
         arriving = machine.copy(some(dtype, count + 1, 2))[1:]
         wanted = to.copy()
@@ -103,7 +103,7 @@ def test_equals_numpy(machine: Machine, suffix: str, op: str) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "op"), FOREIGN)
-def test_an_operation_that_the_type_lacks_changes_nothing(machine: Machine, suffix: str, op: str) -> None:
+def test_an_undefined_operation_changes_nothing(machine: Machine, suffix: str, op: str) -> None:
     to, arriving = machine.copy(some(DTYPES[suffix], 100, 1)), machine.copy(some(DTYPES[suffix], 100, 2))
     before = to.tobytes()
     machine.launch(f"reduce_{suffix}", 1, to, arriving, 100, OPS[op])
@@ -111,7 +111,7 @@ def test_an_operation_that_the_type_lacks_changes_nothing(machine: Machine, suff
 
 
 @pytest.mark.parametrize("suffix", DTYPES)
-def test_split_ranges_give_the_same(machine: Machine, suffix: str) -> None:
+def test_split_ranges_give_the_same_result(machine: Machine, suffix: str) -> None:
     count = 5 * TILE + 5
     there, arriving = some(DTYPES[suffix], count, 1), machine.copy(some(DTYPES[suffix], count, 2))
     to = machine.copy(there)
@@ -128,7 +128,7 @@ def special(dtype: np.dtype) -> np.ndarray:
 
 @pytest.mark.parametrize("op", [*ANY, *ORDERED])
 @pytest.mark.parametrize("suffix", FLOATS)
-def test_special_values_meet_special_values(machine: Machine, suffix: str, op: str) -> None:
+def test_all_pairs_of_special_values(machine: Machine, suffix: str, op: str) -> None:
     values = special(DTYPES[suffix])
     there, arriving = (grid.reshape(-1) for grid in np.meshgrid(values, values, indexing="ij"))
     to = machine.copy(there)
@@ -138,7 +138,7 @@ def test_special_values_meet_special_values(machine: Machine, suffix: str, op: s
 
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("suffix", FLOATS)
-def test_a_nan_stays_where_it_is_and_none_arrives(machine: Machine, suffix: str, op: str) -> None:
+def test_min_and_max_keep_a_nan_and_ignore_an_incoming_one(machine: Machine, suffix: str, op: str) -> None:
     to = machine.copy([np.nan, 1.0], DTYPES[suffix])
     machine.launch(f"reduce_{suffix}", 1, to, machine.copy([1.0, np.nan], DTYPES[suffix]), 2, OPS[op])
     assert np.isnan(to[0])

@@ -1,8 +1,7 @@
-"""Kernels never touch what is not theirs, and decoders survive any stream: `fuzz.py` under sanitizers and guard pages.
+"""No out-of-bounds access by kernels, whatever the stream: `fuzz.py` under sanitizers and with guard pages.
 
-The host library is fuzzed twice. Built with the address and undefined-behaviour sanitizers it shows every wrong access,
-shift, conversion and alignment. As it is shipped, its memory between forbidden pages, it shows what the optimiser made
-of it. `MPI_GPUCOMP_FUZZ_ROUNDS` asks for more than the few rounds of every day.
+The host library is fuzzed twice: built with the address and undefined-behaviour sanitizers, and as shipped, with guard
+pages around its memory. `MPI_GPUCOMP_FUZZ_ROUNDS` sets the number of rounds.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ ROUNDS = int(os.environ.get("MPI_GPUCOMP_FUZZ_ROUNDS", "3"))
 SECONDS_A_ROUND = 60
 SEED = 1
 
-# Not optimised: it compiles many times faster, and nothing that is wrong is optimised away.
+# Not optimised: it compiles many times faster, and no defect is optimised away.
 SANITIZERS = ["-O0", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
 
 
 class Planted(NamedTuple):
-    """A defect: the codec that meets it, the text where it goes and what takes its place, and the sanitizer report."""
+    """A defect: the codec that triggers it, the source text and its replacement, and the sanitizer's report."""
 
     codec: str
     family: str
-    right: str
-    wrong: str
+    original: str
+    replacement: str
     report: str
 
 
@@ -52,7 +51,7 @@ PLANTED = {
 
 
 def runtimes() -> list[str]:
-    """Return the sanitizers' own libraries, which must be in the process before everything else."""
+    """Return the sanitizers' runtime libraries, which must be loaded first."""
     compiler = os.environ.get("CXX", "c++").split()
     names = ("libasan.so", "libubsan.so")
     paths = [
@@ -105,16 +104,16 @@ def test_the_library_as_it_is_shipped(machine: Host) -> None:
 
 
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
-def test_what_is_planted_is_found(planted: Planted, tmp_path: Path) -> None:
-    """The watch is not asleep: a kernel with one check taken out is caught."""
+def test_planted_defects_are_detected(planted: Planted, tmp_path: Path) -> None:
+    """A kernel with one check removed fails."""
     preload, kernels = runtimes(), tmp_path / "kernels"
     others = {"mpc.cu", "tiles.cu", planted.family} if planted.codec == "mpc" else {planted.family}
     kernels.mkdir()
     for text in [*kernels_directory().glob("*.h"), *(kernels_directory() / name for name in others)]:
         shutil.copy(text, kernels)
     text = (kernels / planted.family).read_text()
-    assert text.count(planted.right) == 1
-    (kernels / planted.family).write_text(text.replace(planted.right, planted.wrong))
+    assert text.count(planted.original) == 1
+    (kernels / planted.family).write_text(text.replace(planted.original, planted.replacement))
     (library,) = build(kernels, tmp_path, extra_flags=SANITIZERS, only="baseline")
     done = fuzz(library, "heap", ROUNDS, preload, planted.codec)
     assert done.returncode != 0, done.stdout[-300:]
@@ -122,8 +121,8 @@ def test_what_is_planted_is_found(planted: Planted, tmp_path: Path) -> None:
     assert f"{planted.family}:" in done.stderr
 
 
-def test_a_guard_page_is_not_read_past() -> None:
-    """The same for the pages behind memory."""
+def test_guard_pages_detect_reads_past_the_end() -> None:
+    """A read past the end of guarded memory fails."""
     program = f"""
 import sys; sys.path.insert(0, {str(HERE)!r})
 import ctypes

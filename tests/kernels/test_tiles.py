@@ -1,4 +1,4 @@
-"""Tiles of different sizes: joined without gaps, and opened only where the sizes are believable."""
+"""The tile kernels: tiles are joined without gaps, and invalid sizes are rejected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def offsets_of(machine: Machine, sizes: np.ndarray) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize("tiles", COUNTS)
 @pytest.mark.parametrize("largest", [0, LARGEST, 2**32 - 1])
-def test_offsets_are_the_sums_before(machine: Machine, tiles: int, largest: int) -> None:
+def test_offsets_are_exclusive_sums(machine: Machine, tiles: int, largest: int) -> None:
     sizes = some_sizes(tiles, 0, largest)
     offsets, total = offsets_of(machine, sizes)
     ends = np.cumsum(sizes, dtype=np.uint64)
@@ -87,7 +87,7 @@ def opened(
     largest: int = LARGEST,
     shift: int = 0,
 ) -> tuple[list[int], int]:
-    """Open a stream that starts `shift` bytes off alignment; return the offsets and what was added to the status."""
+    """Open a stream at `shift` bytes off alignment; return the offsets and the status bits set."""
     stream = machine.zeros(4 * sizes.size + shift, np.uint8)
     stream[shift:] = np.frombuffer(sizes.astype("<u4").tobytes(), np.uint8)
     offsets, status = machine.zeros(sizes.size + 2, np.uint64), machine.copy([OTHER], np.uint64)
@@ -112,20 +112,20 @@ def test_open_finds_the_offsets(machine: Machine, tiles: int, shift: int) -> Non
 
 @pytest.mark.parametrize("available", [-1, 1, 2**62])
 @pytest.mark.parametrize("tiles", COUNTS)
-def test_open_refuses_a_wrong_sum(machine: Machine, tiles: int, available: int) -> None:
+def test_open_rejects_a_wrong_sum(machine: Machine, tiles: int, available: int) -> None:
     check_refused(machine, whole_words(tiles), available)
 
 
 @pytest.mark.parametrize("error", [-4, -1, 1, 4])
 @pytest.mark.parametrize("tiles", COUNTS[1:])
-def test_open_refuses_a_sum_that_is_nearly_right(machine: Machine, tiles: int, error: int) -> None:
+def test_open_rejects_a_sum_that_is_slightly_off(machine: Machine, tiles: int, error: int) -> None:
     sizes = whole_words(tiles)
     check_refused(machine, sizes, int(sizes.sum()) + error)
 
 
 @pytest.mark.parametrize("wrong", [0, SMALLEST - 4, LARGEST + 4, 2**31, 2**32 - 4, 13, 14, 15])
 @pytest.mark.parametrize("where", [0, 31, 32, 69])
-def test_open_refuses_a_size_out_of_range_or_of_part_of_a_word(machine: Machine, where: int, wrong: int) -> None:
+def test_open_rejects_a_size_out_of_range_or_not_a_multiple_of_4(machine: Machine, where: int, wrong: int) -> None:
     sizes = whole_words(70)
     sizes[where] = wrong
     check_refused(machine, sizes, int(sizes.sum(dtype=np.uint64)))
@@ -141,7 +141,7 @@ believable = st.integers(SMALLEST // 4, LARGEST // 4).map(lambda words: 4 * word
 
 
 @given(st.lists(believable | st.integers(0, 2**32 - 1), max_size=80), st.none() | st.integers(0, 8000))
-def test_open_agrees_with_a_plain_check(machine: Machine, sizes: list[int], available: int | None) -> None:
+def test_open_agrees_with_a_simple_check(machine: Machine, sizes: list[int], available: int | None) -> None:
     available = sum(sizes) if available is None else available
     good = all(SMALLEST <= size <= LARGEST and size % 4 == 0 for size in sizes) and sum(sizes) == available
     offsets, status = opened(machine, np.array(sizes, np.uint32), available)

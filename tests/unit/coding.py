@@ -1,4 +1,4 @@
-"""How tests of codecs put arrays on a device, call the codec, and get bytes and arrays back, whatever the device."""
+"""Helpers of codec tests: copies to and from any device, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def values(name: str, count: int, seed: int = 0) -> np.ndarray:
-    """Make numbers of the named type that repeat, and are small enough for every operation to stay exact."""
+    """Return repetitive values of a type, small enough for exact arithmetic."""
     numbers = np.random.default_rng(seed).integers(0, 2 if name == "bool" else 3, count)
     return numbers.astype(np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name))
 
 
 def upload(data: np.ndarray | bytes, stream: Stream, shift: int = 0) -> Memory:
-    """Take memory of the stream's device and put the bytes there, `shift` bytes behind its start."""
+    """Copy bytes to new memory of the stream's device, at an offset of `shift` bytes."""
     flat = np.frombuffer(data if isinstance(data, bytes) else data.tobytes(), np.uint8)
     memory = stream.device.alloc(flat.nbytes + shift)
     stream.copy(memory.address + shift, flat.ctypes.data, flat.nbytes)
@@ -30,7 +30,7 @@ def upload(data: np.ndarray | bytes, stream: Stream, shift: int = 0) -> Memory:
 
 
 def download(address: int, nbytes: int, stream: Stream) -> bytes:
-    """Get bytes back from the device."""
+    """Copy bytes back from the device."""
     flat = np.empty(nbytes, np.uint8)
     stream.copy(flat.ctypes.data, address, nbytes)
     stream.synchronize()
@@ -38,7 +38,7 @@ def download(address: int, nbytes: int, stream: Stream) -> bytes:
 
 
 def buffer_in(memory: Memory, array: np.ndarray, shift: int = 0, count: int | None = None) -> Buffer:
-    """Describe the array that was put into memory, or its first `count` elements."""
+    """Describe an uploaded array, or its first `count` elements."""
     dtype = dtype_of_name(array.dtype.name)
     assert dtype is not None
     shape = (array.size if count is None else count,)
@@ -46,17 +46,17 @@ def buffer_in(memory: Memory, array: np.ndarray, shift: int = 0, count: int | No
 
 
 def encode(codec: Codec, array: np.ndarray, stream: Stream, shift: int = 0) -> bytes:
-    """Encode an array on the stream's device and get the bytes."""
+    """Encode an array on the stream's device and return the bytes."""
     with upload(array, stream, shift) as memory:
         source = buffer_in(memory, array, shift)
-        with stream.device.alloc(codec.max_encoded(source.count, source.dtype)) as room:
-            size = codec.encode(source, room, stream).result()
+        with stream.device.alloc(codec.max_encoded(source.count, source.dtype)) as encoded:
+            size = codec.encode(source, encoded, stream).result()
             assert size is not None
-            return download(room.address, size, stream)
+            return download(encoded.address, size, stream)
 
 
 def decode(codec: Codec, data: bytes, to: np.ndarray, stream: Stream, op: str = "replace", **place: Any) -> int | None:
-    """Decode bytes on the stream's device onto an array (`count`: onto so many of its elements; `shift`: unaligned)."""
+    """Decode bytes on the stream's device into an array, or its first `count` elements, at an offset of `shift`."""
     shift = place.get("shift", 0)
     with upload(data, stream) as source, upload(to, stream, shift) as memory:
         try:

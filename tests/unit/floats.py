@@ -1,4 +1,4 @@
-"""What tests of codecs for floats share: their types, arrays of every bit pattern, round trips, reductions."""
+"""Helpers of float codec tests: types, arrays of all bit patterns, round trips, reductions."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ REDUCTIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.m
 
 
 def unsigned(dtype: np.dtype) -> np.dtype:
-    """Return the whole number that holds the bits of a float."""
+    """Return the unsigned integer type with the size of a float."""
     return np.dtype(f"u{dtype.itemsize}")
 
 
 def any_bits(dtype: np.dtype, count: int, seed: int = 0) -> np.ndarray:
-    """Make values of every kind: random bits, so NaNs with payloads, infinities and denormals too."""
+    """Return values with random bits, including NaNs with payloads, infinities and denormals."""
     return np.frombuffer(np.random.default_rng(seed).bytes(count * dtype.itemsize), dtype)
 
 
 def special_values(dtype: np.dtype) -> np.ndarray:
-    """Make zeros, infinities and NaNs of both signs, the ends of the denormals and the ends of the range."""
+    """Return zeros, infinities, NaNs, extreme denormals and extreme values of both signs."""
     info = ml_dtypes.finfo(dtype)
     quiet = 1 << (info.nmant - 1)
     infinity = ((1 << info.nexp) - 1) << info.nmant
@@ -48,7 +48,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def decoded(codec: Codec, data: bytes, like: np.ndarray, stream: Stream) -> np.ndarray:
-    """Decode bytes to an array of the type and size of another."""
+    """Decode bytes to an array like another."""
     back = np.full(like.size, 7, like.dtype)
     assert decode(codec, data, back, stream) == len(data)
     return back
@@ -60,15 +60,15 @@ def round_trip(codec: Codec, array: np.ndarray, stream: Stream) -> np.ndarray:
 
 
 def encoded_size(codec: Codec, array: np.ndarray, stream: Stream) -> int | None:
-    """Encode an array and return the answer: the bytes, or None where it must travel raw."""
+    """Encode an array and return the size, or None if it must be sent raw."""
     with upload(array, stream) as memory:
         source = buffer_in(memory, array)
-        with stream.device.alloc(codec.max_encoded(source.count, source.dtype)) as room:
-            return codec.encode(source, room, stream).result()
+        with stream.device.alloc(codec.max_encoded(source.count, source.dtype)) as encoded:
+            return codec.encode(source, encoded, stream).result()
 
 
-def reduced(codec: Codec, data: bytes, there: np.ndarray, op: str, stream: Stream) -> np.ndarray:
+def reduced(codec: Codec, data: bytes, target: np.ndarray, op: str, stream: Stream) -> np.ndarray:
     """Decode bytes and reduce them into a copy of an array."""
-    result = there.copy()
+    result = target.copy()
     assert decode(codec, data, result, stream, op) == len(data)
     return result

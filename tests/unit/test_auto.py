@@ -1,4 +1,4 @@
-"""The codec that chooses a codec: what it chooses at which costs, and that every choice comes back bit for bit."""
+"""The codec auto: its choice for given costs, and bit-exact round trips with every choice."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 SPEEDS = {(codec.name, name): CodecSpeed(0.5e-9, 0.4e-9) for codec, name in CODINGS}
 SPEEDS["none", "uint8"] = CodecSpeed(0.1e-9, 0.1e-9)
 SLOW = Costs(wire=8e-9, coding=SPEEDS, sample=0)
-"""1 Gbit/s, where any codec pays that shrinks the data, and a sample costs nothing."""
+"""1 Gbit/s: any compression pays; samples are free."""
 FAST = Costs(wire=0.1e-9, coding=SPEEDS, sample=0)
-"""10 GB/s, where none does."""
+"""10 GB/s: no compression pays."""
 CHUNK = 1 << 18
 
 
@@ -47,7 +47,7 @@ def numpy_type(name: str) -> np.dtype:
 
 
 def kinds(name: str, count: int) -> dict[str, np.ndarray]:
-    """Make elements of a type that compress well, in one way or another, or not at all."""
+    """Return elements of a type that compress in different ways, or not at all."""
     dtype = numpy_type(name)
     bits = any_bits(np.dtype(np.uint8), count * dtype.itemsize, 1)
     some = {"zeros": np.zeros(count, dtype), "few values": values(name, count)}
@@ -61,16 +61,16 @@ def kinds(name: str, count: int) -> dict[str, np.ndarray]:
 
 
 def chosen(auto: Auto, array: np.ndarray, inline: bool = True) -> str:
-    """Return the name of the codec that is chosen for an array."""
-    return waited(auto.choose(as_buffer(array), get_device("host").stream(inline=inline))).name  # type: ignore[attr-defined]
+    """Return the name of the codec chosen for an array."""
+    return run_to_end(auto.choose(as_buffer(array), get_device("host").stream(inline=inline))).name  # type: ignore[attr-defined]
 
 
-def waited(moves: Generator[Any, None, Any]) -> Any:
-    """Run a generator that yields what it waits for, and return its answer."""
+def run_to_end(steps: Generator[Any, None, Any]) -> Any:
+    """Run a generator that yields conditions to wait for, and return its result."""
     deadline = time.monotonic() + 30
     try:
         while True:
-            ready = next(moves)
+            ready = next(steps)
             while not ready():
                 assert time.monotonic() < deadline
                 time.sleep(1e-4)
@@ -78,14 +78,14 @@ def waited(moves: Generator[Any, None, Any]) -> Any:
         return end.value
 
 
-def framed(coder: Coder, array: np.ndarray) -> bytes:
+def encode_frame(coder: Coder, array: np.ndarray) -> bytes:
     source = as_buffer(array)
     with get_device("host").alloc(coder.room(source.count, source.dtype)) as room:
-        nbytes = waited(coder.encode(source, room, 0))
+        nbytes = run_to_end(coder.encode(source, room, 0))
         return bytes((np.ctypeslib.ctypes.c_uint8 * nbytes).from_address(room.address))
 
 
-def unframed(coder: Coder, data: bytes, like: np.ndarray) -> bytes:
+def decode_frame(coder: Coder, data: bytes, like: np.ndarray) -> bytes:
     host, back = get_device("host"), np.full_like(like, 1)
     held = np.frombuffer(data, np.uint8)
     memory = Memory(held.ctypes.data, held.nbytes, host, held)
@@ -95,13 +95,13 @@ def unframed(coder: Coder, data: bytes, like: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("name", [dtype.name for dtype in DTYPES])
-@pytest.mark.parametrize("costs", [SLOW, FAST, Costs()], ids=["slow link", "fast link", "no link known"])
-def test_everything_comes_back_bit_for_bit(name: str, costs: Costs, host: Device) -> None:
+@pytest.mark.parametrize("costs", [SLOW, FAST, Costs()], ids=["slow link", "fast link", "default costs"])
+def test_every_type_round_trips(name: str, costs: Costs, host: Device) -> None:
     sender, receiver = (Coder(Auto(known), host, inline=True) for known in (costs, Costs()))
     stream = host.stream()
     for count in (0, 1, 3, 5000, CHUNK):
         for kind, array in kinds(name, count).items():
-            assert unframed(receiver, framed(sender, array), array) == array.tobytes(), (kind, count)
+            assert decode_frame(receiver, encode_frame(sender, array), array) == array.tobytes(), (kind, count)
             back = np.full_like(array, 1)
             data = encode(Auto(costs), array, stream)
             assert decode(get_codec("auto"), data, back, stream) == len(data)
@@ -133,23 +133,23 @@ CHOICES = [
 
 @pytest.mark.parametrize(("name", "kind", "codec"), CHOICES)
 @pytest.mark.parametrize("inline", [True, False])
-def test_what_is_chosen_on_a_slow_link(name: str, kind: str, codec: str, inline: bool) -> None:
+def test_the_choice_on_a_slow_link(name: str, kind: str, codec: str, inline: bool) -> None:
     assert chosen(Auto(SLOW), kinds(name, CHUNK)[kind], inline) == codec
 
 
-def test_a_slow_codec_is_left_alone_however_well_it_compresses() -> None:
+def test_a_slow_codec_is_not_chosen_however_well_it_compresses() -> None:
     slow_zstd = Costs(SLOW.wire, {**SPEEDS, ("zstd", "uint8"): CodecSpeed(9e-9, 1e-9)}, 0)
     slow_decoder = Costs(SLOW.wire, {**SPEEDS, ("zstd", "uint8"): CodecSpeed(1e-9, 9e-9)}, 0)
     numbers = kinds("int64", CHUNK)["few values"]
     assert chosen(Auto(slow_zstd), numbers) == chosen(Auto(slow_decoder), numbers) == "lz4"
 
 
-def test_a_codec_that_a_rank_does_not_have_is_not_used() -> None:
+def test_a_codec_without_costs_is_not_used() -> None:
     without = {key: coding for key, coding in SPEEDS.items() if key[0] != "zstd"}
     assert chosen(Auto(Costs(SLOW.wire, without, 0)), kinds("int64", CHUNK)["few values"]) == "lz4"
 
 
-def test_a_package_that_is_missing_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_whose_package_is_missing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cramjam", None)
     auto, zeros = Auto(SLOW), np.zeros(CHUNK, np.uint8)
     assert chosen(auto, zeros, inline=False) == "none"
@@ -163,20 +163,20 @@ def test_a_package_that_is_missing_is_done_without(monkeypatch: pytest.MonkeyPat
     [FAST, Costs(wire=0.5e-9, coding=SPEEDS, sample=0), Costs(wire=8e-9, coding=SPEEDS, sample=1)],
     ids=["fast link", "no faster than the codec", "sample too dear"],
 )
-def test_no_sample_is_taken_where_none_can_pay(costs: Costs, host: Device) -> None:
+def test_no_sample_is_taken_if_none_can_pay(costs: Costs, host: Device) -> None:
     statistics = host.pool.statistics  # type: ignore[attr-defined]
     assert chosen(Auto(costs), kinds("float32", CHUNK)["zeros"]) == "none"
     assert host.pool.statistics == statistics  # type: ignore[attr-defined]
 
 
-def test_as_many_codecs_are_tried_as_the_chunk_has_time_for(host: Device) -> None:
+def test_the_chunk_size_limits_the_number_of_sampled_codecs(host: Device) -> None:
     smooth = kinds("float32", CHUNK)["smooth"]  # a chunk of 8.4 ms, and 3 % of eight such are 2013 microseconds
     assert chosen(Auto(Costs(8e-9, SPEEDS, 1000e-6)), smooth) == "mpc"
     assert chosen(Auto(Costs(8e-9, SPEEDS, 1010e-6)), smooth) == "split"
     assert chosen(Auto(Costs(8e-9, SPEEDS, 2020e-6)), smooth) == "none"
 
 
-def test_memory_of_samples_goes_back(host: Device) -> None:
+def test_the_memory_of_samples_is_released(host: Device) -> None:
     before = host.pool.statistics.in_use  # type: ignore[attr-defined]
     for inline in (True, False):
         for array in kinds("float64", CHUNK).values():
@@ -184,7 +184,7 @@ def test_memory_of_samples_goes_back(host: Device) -> None:
     assert host.pool.statistics.in_use == before  # type: ignore[attr-defined]
 
 
-def test_chunks_that_follow_each_other_share_a_sample() -> None:
+def test_adjacent_chunks_share_a_sample() -> None:
     random = kinds("float32", 10 * CHUNK)["random"].copy()
     random[:CHUNK] = kinds("float32", CHUNK)["weights"]
     auto = Auto(SLOW)
@@ -195,14 +195,14 @@ def test_chunks_that_follow_each_other_share_a_sample() -> None:
     assert chosen(auto, random[CHUNK : 2 * CHUNK].view(np.int32)) == "none", "other elements"
 
 
-def test_chunks_that_never_come_are_forgotten() -> None:
+def test_remembered_chunks_are_bounded() -> None:
     weights, auto = kinds("float32", 100 * 5000)["weights"], Auto(SLOW)
     for at in range(0, weights.size, 5000):
         assert chosen(auto, weights[at : at + 4000]) == "split"
     assert len(auto._next) <= 64
 
 
-def test_the_sample_is_of_what_is_queued_before(host: Device) -> None:
+def test_the_sample_is_taken_in_stream_order(host: Device) -> None:
     data, gate, stream = kinds("float32", CHUNK), threading.Event(), host.stream()
     array = data["random"].copy()
     stream.run(lambda: gate.wait(30) and None)
@@ -212,12 +212,12 @@ def test_the_sample_is_of_what_is_queued_before(host: Device) -> None:
     assert not ready()
     gate.set()
     stream.synchronize()
-    assert ready() and waited(choosing).name == "split"
+    assert ready() and run_to_end(choosing).name == "split"
     stream.close()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_there_is_room_for_what_another_rank_may_choose(dtype: DType) -> None:
+def test_max_frame_bytes_covers_the_choice_of_any_rank(dtype: DType) -> None:
     for count in (1, 1000, CHUNK):
         room = frame.max_frame_bytes(Auto(FAST), count, dtype)
         assert room == frame.max_frame_bytes(Auto(SLOW), count, dtype)
@@ -227,18 +227,18 @@ def test_there_is_room_for_what_another_rank_may_choose(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("kind", ["weights", "random", "smooth"])
-def test_a_frame_names_the_codec_that_made_it(kind: str, host: Device) -> None:
+def test_a_frame_has_the_wire_id_of_the_chosen_codec(kind: str, host: Device) -> None:
     array = kinds("float32", CHUNK)[kind]
-    header = frame.parse(framed(Coder(Auto(SLOW), host, inline=True), array))
+    header = frame.parse(encode_frame(Coder(Auto(SLOW), host, inline=True), array))
     assert header.wire_id == get_codec({"weights": "split", "random": "none", "smooth": "mpc"}[kind]).wire_id
     assert (header.payload_bytes < header.decoded_bytes) == (kind != "random")
 
 
-def test_a_frame_of_a_codec_that_is_never_chosen_is_refused(host: Device) -> None:
+def test_a_frame_of_another_codec_is_an_error(host: Device) -> None:
     array = kinds("float32", 1000)["weights"]
-    data = framed(Coder(get_codec("zfp:rate=8"), host, inline=True), array)
+    data = encode_frame(Coder(get_codec("zfp:rate=8"), host, inline=True), array)
     with pytest.raises(FrameError) as caught:
-        unframed(Coder(Auto(SLOW), host, inline=True), data, array)
+        decode_frame(Coder(Auto(SLOW), host, inline=True), data, array)
     assert str(caught.value) == (
         "test: expected codec auto (wire id 0x6010000), got wire id 0x1010020. "
         "Pass the same codec, type and count on every rank."
@@ -255,7 +255,7 @@ def test_a_frame_of_a_codec_that_is_never_chosen_is_refused(host: Device) -> Non
         (b"\0\0\0\0\1\0\0\0" + b"\0" * 400, "bytes of wire id 0x0"),
     ],
 )
-def test_bytes_that_it_did_not_write(data: bytes, got: str, host: Device) -> None:
+def test_invalid_prefixes_are_errors(data: bytes, got: str, host: Device) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(Auto(), data, np.zeros(100, np.float32), host.stream(inline=True))  # type: ignore[call-arg]
     assert str(caught.value) == (
@@ -288,28 +288,28 @@ def test_collectives(collective: str, name: str) -> None:
 seconds = st.floats(1e-12, 1e-7)
 
 
-@given(wire=seconds, coding=st.tuples(seconds, seconds), plain=st.tuples(seconds, seconds), ratio=st.floats(0.1, 1e4))
-def test_a_choice_is_never_expected_to_be_slower_than_raw(
-    wire: float, coding: tuple[float, float], plain: tuple[float, float], ratio: float
+@given(wire=seconds, coding=st.tuples(seconds, seconds), raw=st.tuples(seconds, seconds), ratio=st.floats(0.1, 1e4))
+def test_the_choice_is_never_expected_to_be_slower_than_raw(
+    wire: float, coding: tuple[float, float], raw: tuple[float, float], ratio: float
 ) -> None:
     split, dtype = get_codec("split"), dtype_named("bfloat16")
-    costs = Costs(wire, {("split", "bfloat16"): CodecSpeed(*coding), ("none", "uint8"): CodecSpeed(*plain)})
-    found, raw = Auto(costs).best(dtype, {split: ratio}), max(wire, *plain)
-    if max(*coding, wire / ratio) * 1.05 > raw:
+    costs = Costs(wire, {("split", "bfloat16"): CodecSpeed(*coding), ("none", "uint8"): CodecSpeed(*raw)})
+    found, raw_time = Auto(costs).best(dtype, {split: ratio}), max(wire, *raw)
+    if max(*coding, wire / ratio) * 1.05 > raw_time:
         assert (found.codec.name, found.ratio) == ("none", 1.0)
     else:
         assert found == (split, ratio)
-        assert Auto(costs).best(dtype, {split: 2 * ratio}).codec is split, "a better ratio is no reason against it"
+        assert Auto(costs).best(dtype, {split: 2 * ratio}).codec is split, "a better ratio must not change the choice"
 
 
-def test_among_codecs_the_quickest_wins_not_the_smallest() -> None:
-    small, quick = get_codec("split"), get_codec("mpc")
+def test_the_fastest_codec_wins_not_the_smallest_result() -> None:
+    small, fast = get_codec("split"), get_codec("mpc")
     coding = {("split", "float32"): CodecSpeed(5e-9, 1e-9), ("mpc", "float32"): CodecSpeed(1e-9, 1e-9)}
-    ratios: dict[Codec, float] = {small: 4.0, quick: 2.0}
-    assert Auto(Costs(8e-9, coding)).best(dtype_named("float32"), ratios) == (quick, 2.0)
+    ratios: dict[Codec, float] = {small: 4.0, fast: 2.0}
+    assert Auto(Costs(8e-9, coding)).best(dtype_named("float32"), ratios) == (fast, 2.0)
     assert Auto(Costs(80e-9, coding)).best(dtype_named("float32"), ratios) == (small, 4.0)
 
 
-def test_it_is_found_by_name() -> None:
+def test_auto_is_available_by_name() -> None:
     auto = get_codec("auto")
     assert isinstance(auto, Auto) and (auto.spec, auto.lossless, auto.costs) == ("auto", True, Costs())

@@ -1,4 +1,4 @@
-"""Error-bounded: the bound holds for every element, and what cannot meet it is kept bit for bit."""
+"""The codec bound: the bound holds for every element, and values that would violate it are exact."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_type = pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 
 
 def samples(dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Make arrays that are easy and hard to quantise."""
+    """Return arrays that are easy and hard to quantise."""
     random = np.random.default_rng(1)
     kinds = {
         "normal": random.normal(0, 0.02, 3000),
@@ -55,7 +55,7 @@ def range_of(values: np.ndarray) -> float:
 
 
 def check_bound(values: np.ndarray, back: np.ndarray, bound: float) -> None:
-    """Every element is within the bound, exactly and as the caller's own precision sees it; the others are the same."""
+    """Check the bound, exactly and in the caller's precision; values that are not finite must be unchanged."""
     finite = np.isfinite(exact(values))
     assert same_bits(values[~finite], back[~finite])
     values, back = values[finite], back[finite]
@@ -91,7 +91,7 @@ def all_bits_of(dtype: np.dtype) -> st.SearchStrategy[np.ndarray]:
 
 
 def near_a_step(dtype: np.dtype) -> st.SearchStrategy[np.ndarray]:
-    """Make multiples of halves of a step, where roundings decide."""
+    """Return multiples of half a step, where rounding decides."""
     return st.lists(st.integers(-(1 << 12), 1 << 12), min_size=1, max_size=70).map(
         lambda halves: (np.array(halves) * 0.001).astype(dtype)
     )
@@ -122,15 +122,15 @@ def test_bounds_near_the_values_and_far_below_hold(
 
 @every_type
 @pytest.mark.parametrize("spacings", range(1, 9))
-def test_an_error_just_above_the_bound_is_seen(dtype: np.dtype, spacings: int, stream: Stream) -> None:
-    """Errors come in multiples of the spacing; the bound is so near below one that the caller's type rounds it up."""
+def test_an_error_just_above_the_bound_is_detected(dtype: np.dtype, spacings: int, stream: Stream) -> None:
+    """Use a bound just below a multiple of the spacing, which the caller's type rounds up."""
     bound = float(np.nextafter(spacings * float(ml_dtypes.finfo(dtype).eps), 0))
     values = np.random.default_rng(spacings).uniform(1, 2, 3000).astype(dtype)
     check_bound(values, round_trip(Bound(abs=bound), values, stream), bound)
 
 
 @every_type
-def test_nan_and_infinity_are_kept_with_their_bits(dtype: np.dtype, stream: Stream) -> None:
+def test_nan_and_infinity_are_exact(dtype: np.dtype, stream: Stream) -> None:
     values = np.resize(special_values(dtype), 1100)
     for codec in (Bound(abs=1e-3), Bound(rel=1e-3)):
         check_bound(values, round_trip(codec, values, stream), 0)
@@ -158,13 +158,13 @@ def ratio(codec: Bound, values: np.ndarray, stream: Stream) -> float:
 
 
 @pytest.mark.parametrize(("name", "least"), [("float32", 3.6), ("float64", 7.0), ("float16", 1.5), ("bfloat16", 1.5)])
-def test_normal_values_shrink(name: str, least: float, stream: Stream) -> None:
+def test_normal_values_compress(name: str, least: float, stream: Stream) -> None:
     values = np.random.default_rng(0).normal(0, 0.02, 1 << 18).astype(FLOATS[name])
     assert ratio(Bound(abs=0.01 * 0.02), values, stream) > least
 
 
 @pytest.mark.parametrize(("name", "least"), [("float32", 6.0), ("float64", 12.0), ("float16", 2.5), ("bfloat16", 1.5)])
-def test_smooth_values_shrink_more(name: str, least: float, stream: Stream) -> None:
+def test_smooth_values_compress_better(name: str, least: float, stream: Stream) -> None:
     values = np.sin(np.arange(1 << 18) / 200).astype(FLOATS[name])
     assert ratio(Bound(rel=1e-3), values, stream) > least
 
@@ -173,14 +173,14 @@ def test_smooth_values_shrink_more(name: str, least: float, stream: Stream) -> N
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_decode_and_reduce(dtype: np.dtype, op: str, stream: Stream) -> None:
     random, codec = np.random.default_rng(5), Bound(abs=0.01)
-    there, arriving = (random.normal(0, 1, 3001).astype(dtype) for _ in range(2))
-    arriving[:64] = 200 if dtype.itemsize == 2 else 1e30  # blocks that are kept: some of one value, one of several
+    target, arriving = (random.normal(0, 1, 3001).astype(dtype) for _ in range(2))
+    arriving[:64] = 200 if dtype.itemsize == 2 else 1e30  # stored exactly: constant blocks and a mixed one
     arriving[100] = arriving[0]
     data = encode(codec, arriving, stream)
-    result = reduced(codec, data, there, op, stream)
-    expected = REDUCTIONS[op](there, decoded(codec, data, arriving, stream))
+    result = reduced(codec, data, target, op, stream)
+    expected = REDUCTIONS[op](target, decoded(codec, data, arriving, stream))
     if dtype.itemsize > 2 or op in ("min", "max"):
         assert same_bits(result, expected)
-    else:  # what is decoded has not been rounded to 16 bits before it is added: one rounding less
+    else:  # decoded values are added before they are rounded to 16 bits
         within = 0.01 if dtype == FLOATS["bfloat16"] else 0.001
         np.testing.assert_allclose(result.astype(np.float64), expected.astype(np.float64), rtol=within, atol=within)

@@ -1,4 +1,4 @@
-"""The project's own decoders, fed with what is not theirs: an error or values, and nothing beyond the buffer."""
+"""The kernel decoders with damaged and random bytes: an error or values, and no access outside the buffer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def weights(name: str, count: int, seed: int = 0) -> np.ndarray:
 
 
 def try_to_decode(codec: Codec, data: bytes, name: str, count: int, stream: Stream, op: str = "replace") -> str:
-    """Decode bytes of any kind between two guards, which stay as they are; return what the error says they are."""
+    """Decode arbitrary bytes between two guards, which must not change; return the `got` of the error, if any."""
     dtype = dtype_of_name(name)
     assert dtype is not None
-    plain = np.full(2 * GUARD + count * dtype.itemsize, 7, np.uint8)
-    with upload(data, stream) as source, upload(plain, stream) as memory:
+    guarded = np.full(2 * GUARD + count * dtype.itemsize, 7, np.uint8)
+    with upload(data, stream) as source, upload(guarded, stream) as memory:
         to = Buffer(memory.address + GUARD, dtype, (count,), device=memory.device.name)
         got = ""
         try:
@@ -46,9 +46,9 @@ def try_to_decode(codec: Codec, data: bytes, name: str, count: int, stream: Stre
             assert (error.topic, error.remedy) == (f"codec {codec.spec}", REMEDY)
             assert error.expected == f"an encoding of {count} elements"
             got = error.got
-        stream.copy(plain.ctypes.data, memory.address, plain.nbytes)
+        stream.copy(guarded.ctypes.data, memory.address, guarded.nbytes)
         stream.synchronize()
-    assert (plain[:GUARD] == 7).all() and (plain[-GUARD:] == 7).all()
+    assert (guarded[:GUARD] == 7).all() and (guarded[-GUARD:] == 7).all()
     return got
 
 
@@ -75,7 +75,7 @@ def test_another_number_of_elements_is_an_error(spec: str, name: str, stream: St
 @every_kind
 @settings(max_examples=40)
 @given(places=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4), op=st.booleans())
-def test_damaged_bytes_never_reach_beyond(
+def test_damaged_bytes_stay_within_the_buffer(
     spec: str, name: str, places: list[tuple[int, int]], op: bool, stream: Stream
 ) -> None:
     codec = get_codec(spec)
@@ -86,7 +86,7 @@ def test_damaged_bytes_never_reach_beyond(
 
 
 @tiled_kinds
-def test_a_flip_of_any_bit_in_front_never_reaches_beyond(spec: str, name: str, stream: Stream) -> None:
+def test_flipped_bits_at_the_start_never_reaches_beyond(spec: str, name: str, stream: Stream) -> None:
     codec = get_codec(spec)
     data = encode(codec, weights(name, 1100), stream)
     for place in range(8 * min(len(data), 96)):
@@ -98,22 +98,22 @@ def test_a_flip_of_any_bit_in_front_never_reaches_beyond(spec: str, name: str, s
 @every_kind
 @settings(max_examples=40)
 @given(data=st.binary(max_size=400), count=st.integers(0, 5000))
-def test_random_bytes_never_reach_beyond(spec: str, name: str, data: bytes, count: int, stream: Stream) -> None:
+def test_random_bytes_stay_within_the_buffer(spec: str, name: str, data: bytes, count: int, stream: Stream) -> None:
     try_to_decode(get_codec(spec), data, name, count, stream)
 
 
 @tiled_kinds
 @settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 32), byte=st.integers(0, 255))
-def test_random_tiles_of_believable_sizes_never_reach_beyond(
+def test_random_tiles_of_valid_sizes_stay_within_the_buffer(
     spec: str, name: str, seed: int, byte: int, stream: Stream
 ) -> None:
-    """Sizes and table stay as they were, and everything behind them is noise or one value."""
+    """Keep sizes and table, and replace everything behind them by noise or one value."""
     codec = get_codec(spec)
     data = encode(codec, weights(name, 1500, seed % 7), stream)
-    front = 8 * (-(-len(data) // 8) // 8)
-    noise = np.random.default_rng(seed).bytes(len(data) - front) if seed % 2 else bytes([byte]) * (len(data) - front)
-    try_to_decode(codec, data[:front] + noise, name, 1500, stream)
+    start = 8 * (-(-len(data) // 8) // 8)
+    noise = np.random.default_rng(seed).bytes(len(data) - start) if seed % 2 else bytes([byte]) * (len(data) - start)
+    try_to_decode(codec, data[:start] + noise, name, 1500, stream)
 
 
 MESSAGES = {
@@ -136,14 +136,14 @@ def test_the_error_in_full(kind: tuple[str, str], got: str, stream: Stream) -> N
 
 
 @tiled_kinds
-def test_bytes_too_few_for_the_sizes(spec: str, name: str, stream: Stream) -> None:
+def test_fewer_bytes_than_the_size_table(spec: str, name: str, stream: Stream) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(get_codec(spec), b"1234567", weights(name, 5000), stream)
     assert str(caught.value) == f"codec {spec}: expected an encoding of 5000 elements, got 7 bytes. {REMEDY}"
 
 
 @every_kind
-def test_more_bytes_than_the_memory_has(spec: str, name: str, stream: Stream) -> None:
+def test_more_bytes_than_the_memory_holds(spec: str, name: str, stream: Stream) -> None:
     array = weights(name, 10)
     with upload(array, stream) as memory, pytest.raises(DecodeError) as caught:
         to = Buffer(memory.address, dtype_of_name(name), (10,), device=memory.device.name)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_more_bytes_than_the_memory_has(spec: str, name: str, stream: Stream) ->
 
 
 @tiled_kinds
-def test_broken_bytes_stop_nobody_else(spec: str, name: str) -> None:
+def test_damaged_bytes_do_not_affect_later_work(spec: str, name: str) -> None:
     host, array = get_device("host"), weights(name, 5000)
     stream, codec = host.stream(), get_codec(spec)
     data = encode(codec, array, stream)
@@ -173,7 +173,7 @@ def test_broken_bytes_stop_nobody_else(spec: str, name: str) -> None:
 
 
 @tiled_kinds
-def test_the_answer_stays_the_same_when_its_memory_is_somebody_elses(spec: str, name: str, stream: Stream) -> None:
+def test_a_result_does_not_change_when_its_memory_is_reused(spec: str, name: str, stream: Stream) -> None:
     codec, array = get_codec(spec), weights(name, 2000)
     data = encode(codec, array, stream)[:-4]
     with upload(data, stream) as source, upload(array, stream) as memory:

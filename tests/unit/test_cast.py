@@ -1,4 +1,4 @@
-"""Floats in fewer bits, against the casts of numpy and ml_dtypes."""
+"""The codec cast, compared with the casts of numpy and ml_dtypes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def cast(values: np.ndarray, small: np.dtype) -> np.ndarray:
 
 
 def within_range(values: np.ndarray, small: np.dtype) -> np.ndarray:
-    """Leave out what is too large for the small type, and NaN, whose bits are no matter of rounding."""
+    """Drop NaN and values that overflow the small type."""
     return values[~np.isnan(values) & (np.isinf(values) | np.isfinite(cast(values, small).astype(values.dtype)))]
 
 
 def spread(large: np.dtype, small: np.dtype, count: int) -> np.ndarray:
-    """Make values of every magnitude that the small type has, its denormals and less among them."""
+    """Return values of every magnitude of the small type, down to below its denormals."""
     random, info = np.random.default_rng(1), ml_dtypes.finfo(small)
     exponents = random.uniform(info.minexp - info.nmant - 3, info.maxexp - 0.01, count)
     return (random.choice([-1, 1], count) * 2.0**exponents).astype(large)
@@ -102,10 +102,10 @@ def test_nan_keeps_its_sign_and_the_top_of_its_payload(spec: str, stream: Stream
 @every_cast
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("place", [0, 1500, 2999])
-def test_a_number_too_large_travels_raw(spec: str, sign: int, place: int, stream: Stream) -> None:
+def test_a_value_that_overflows_is_sent_raw(spec: str, sign: int, place: int, stream: Stream) -> None:
     large, small = types(spec)
     info = ml_dtypes.finfo(small)
-    border = float(info.max) + 2.0 ** (info.maxexp - info.nmant - 2)  # from here on it rounds to infinity
+    border = float(info.max) + 2.0 ** (info.maxexp - info.nmant - 2)  # rounds to infinity from here on
     values = np.zeros(3000, large)
     values[place] = sign * np.nextafter(large.type(border), large.type(0))
     assert encoded_size(get_codec(spec), values, stream) == 3000 * small.itemsize

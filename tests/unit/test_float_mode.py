@@ -1,4 +1,4 @@
-"""Kernels compute as IEEE says, whatever the program has told the processor."""
+"""Kernels use IEEE arithmetic, whatever floating-point mode the program has set."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def flushing():
-    """Let the processor flush denormal numbers to zero, as some training programs do."""
+def flush_denormals():
+    """Make the processor flush denormal numbers to zero, as some training programs do."""
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormal numbers")
     yield
@@ -25,14 +25,14 @@ def flushing():
 def test_denormal_numbers_are_not_flushed(host, spec, dtype, request):
     codec = get_codec(spec)
     if dtype not in codec.dtypes:
-        pytest.skip(f"{spec} does not take {dtype}")
+        pytest.skip(f"{spec} does not support {dtype}")
     values = (np.arange(1, 1001) * np.finfo(dtype).smallest_subnormal).astype(dtype)
     values[::100] = np.finfo(dtype).tiny * 30
     stream = host.stream(inline=True)
     expected = encode(codec, values, stream)
     decoded = np.zeros_like(values)
     decode(codec, expected, decoded, stream)
-    request.getfixturevalue("flushing")
+    request.getfixturevalue("flush_denormals")
     back = np.zeros_like(values)
     assert encode(codec, values, stream) == expected
     decode(codec, expected, back, stream)

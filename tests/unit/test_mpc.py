@@ -1,4 +1,4 @@
-"""MPC: every bit comes back, for every stride and length, and smooth data shrinks."""
+"""The codec mpc: bit-exact round trips for every stride and length, and compression of smooth data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both_types = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 
 def walk(dtype: np.dtype, count: int, stride: int) -> np.ndarray:
-    """Make `stride` smooth series, interleaved, each in a range of its own."""
+    """Return `stride` interleaved smooth series in separate ranges."""
     steps = np.arange(count) // stride / 300
     series = np.arange(count) % stride
     return ((series + 1) * 100 + np.sin(steps + series)).astype(dtype)
@@ -30,7 +30,7 @@ def walk(dtype: np.dtype, count: int, stride: int) -> np.ndarray:
 
 @both_types
 @pytest.mark.parametrize("stride", range(1, 33))
-def test_every_stride_gives_every_bit_back(dtype: np.dtype, stride: int, stream: Stream) -> None:
+def test_every_stride_round_trips(dtype: np.dtype, stride: int, stream: Stream) -> None:
     for values in (any_bits(dtype, 2500, stride), walk(dtype, 2500, stride), special_values(dtype)):
         assert same_bits(round_trip(Mpc(stride), values, stream), values)
 
@@ -56,13 +56,13 @@ def test_a_large_chunk(dtype: np.dtype, stream: Stream) -> None:
     dtype=st.sampled_from(TYPES),
     stride=st.integers(1, 32),
 )
-def test_any_bytes_come_back(data: bytes, times: int, dtype: np.dtype, stride: int, stream: Stream) -> None:
+def test_any_bytes_round_trip(data: bytes, times: int, dtype: np.dtype, stride: int, stream: Stream) -> None:
     values = np.frombuffer(data[: len(data) // 8 * 8] * times, dtype)
     assert same_bits(round_trip(Mpc(stride), values, stream), values)
 
 
 @both_types
-def test_one_bit_anywhere_comes_back(dtype: np.dtype, stream: Stream) -> None:
+def test_single_bits_round_trip(dtype: np.dtype, stream: Stream) -> None:
     bits = np.zeros((8 * dtype.itemsize, 33), f"u{dtype.itemsize}")
     for place in range(8 * dtype.itemsize):
         bits[place, place % 33] = 1 << place
@@ -72,19 +72,19 @@ def test_one_bit_anywhere_comes_back(dtype: np.dtype, stream: Stream) -> None:
 
 @both_types
 @pytest.mark.parametrize("stride", [1, 4, 7])
-def test_smooth_data_shrinks(dtype: np.dtype, stride: int, stream: Stream) -> None:
+def test_smooth_data_compresses(dtype: np.dtype, stride: int, stream: Stream) -> None:
     values = walk(dtype, 100_000, stride)
     ratio = values.nbytes / len(encode(Mpc(stride), values, stream))
     assert ratio > (1.9 if dtype.itemsize == 4 else 1.15)
 
 
-def test_the_right_stride_pays(stream: Stream) -> None:
+def test_the_right_stride_compresses_better(stream: Stream) -> None:
     values = walk(TYPES[0], 100_000, 3)
     assert len(encode(Mpc(3), values, stream)) < 0.8 * len(encode(Mpc(1), values, stream))
 
 
 @both_types
-def test_what_is_constant_nearly_vanishes(dtype: np.dtype, stream: Stream) -> None:
+def test_constant_data_compresses_well(dtype: np.dtype, stream: Stream) -> None:
     values = np.full(100_000, 3.7, dtype)
     assert values.nbytes / len(encode(Mpc(), values, stream)) > 20
 
@@ -93,6 +93,6 @@ def test_what_is_constant_nearly_vanishes(dtype: np.dtype, stream: Stream) -> No
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_decode_and_reduce(dtype: np.dtype, op: str, stream: Stream) -> None:
     random = np.random.default_rng(5)
-    there, arriving = (random.normal(0, 1, 3001).astype(dtype) for _ in range(2))
-    result = reduced(Mpc(2), encode(Mpc(2), arriving, stream), there, op, stream)
-    assert same_bits(result, REDUCTIONS[op](there, arriving))
+    target, arriving = (random.normal(0, 1, 3001).astype(dtype) for _ in range(2))
+    result = reduced(Mpc(2), encode(Mpc(2), arriving, stream), target, op, stream)
+    assert same_bits(result, REDUCTIONS[op](target, arriving))

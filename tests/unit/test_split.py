@@ -1,4 +1,4 @@
-"""Split: every bit comes back, and the exponents cost what their entropy says."""
+"""The codec split: bit-exact round trips, and a size close to the entropy of the exponents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_type = pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 
 
 def with_exponents(dtype: np.dtype, exponents: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Make values with these exponent fields, and random signs and mantissas."""
+    """Return values with these exponent fields, and random signs and mantissas."""
     info, whole = ml_dtypes.finfo(dtype), unsigned(dtype)
     mask = ((1 << info.nexp) - 1) << info.nmant
     bits = any_bits(dtype, exponents.size, seed).view(whole) & whole.type(~mask & (2 ** (8 * dtype.itemsize) - 1))
@@ -37,7 +37,7 @@ def exponents_of(values: np.ndarray) -> np.ndarray:
 
 
 def entropy_bits(values: np.ndarray) -> float:
-    """Bits that the exponents of all values are worth."""
+    """Return the entropy of all exponents in bits."""
     counts = np.unique(exponents_of(values), return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum())
 
@@ -54,7 +54,7 @@ def borders(dtype: np.dtype) -> list[int]:
 
 
 @every_type
-def test_every_length_gives_every_bit_back(dtype: np.dtype, stream: Stream) -> None:
+def test_every_length_round_trips(dtype: np.dtype, stream: Stream) -> None:
     weights = np.random.default_rng(1).normal(0, 0.02, max(borders(dtype))).astype(dtype)
     for length in borders(dtype):
         for values in (weights[:length], any_bits(dtype, length, length)):
@@ -63,7 +63,7 @@ def test_every_length_gives_every_bit_back(dtype: np.dtype, stream: Stream) -> N
 
 @settings(max_examples=100)
 @given(data=st.binary(min_size=8, max_size=600), times=st.integers(1, 40), dtype=st.sampled_from(list(FLOATS.values())))
-def test_any_bytes_come_back(data: bytes, times: int, dtype: np.dtype, stream: Stream) -> None:
+def test_any_bytes_round_trip(data: bytes, times: int, dtype: np.dtype, stream: Stream) -> None:
     values = np.frombuffer(data[: len(data) // 8 * 8] * times, dtype)
     assert same_bits(round_trip(SPLIT, values, stream), values)
 
@@ -75,7 +75,7 @@ def test_any_bytes_come_back(data: bytes, times: int, dtype: np.dtype, stream: S
     seed=st.integers(0, 9),
     dtype=st.sampled_from(list(FLOATS.values())),
 )
-def test_any_frequencies_come_back(counts: list[int], low: int, seed: int, dtype: np.dtype, stream: Stream) -> None:
+def test_any_frequencies_round_trip(counts: list[int], low: int, seed: int, dtype: np.dtype, stream: Stream) -> None:
     symbols = 1 << ml_dtypes.finfo(dtype).nexp
     exponents = (np.repeat(np.arange(len(counts)), counts) + low) % symbols
     np.random.default_rng(seed).shuffle(exponents)
@@ -84,25 +84,25 @@ def test_any_frequencies_come_back(counts: list[int], low: int, seed: int, dtype
 
 
 def skewed(dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Make exponents whose frequencies are extreme."""
+    """Return exponents with extreme frequencies."""
     symbols, count = 1 << ml_dtypes.finfo(dtype).nexp, 40_000
     rare = np.full(count, symbols // 2)
     rare[: symbols - 1] = np.delete(np.arange(symbols), symbols // 2)
     return {
         "one symbol": np.full(count, symbols // 2),
-        "the first alone": np.zeros(count, int),
-        "the last alone": np.full(count, symbols - 1),
-        "one in all": np.where(np.arange(count) == 77, 3, 4),
-        "all alike": np.arange(count) % symbols,
+        "only the first": np.zeros(count, int),
+        "only the last": np.full(count, symbols - 1),
+        "one outlier": np.where(np.arange(count) == 77, 3, 4),
+        "uniform": np.arange(count) % symbols,
         "first and last": np.arange(count) % 2 * (symbols - 1),
-        "every other one once": rare,
-        "the rare ones last": rare[::-1],
-        "halving": np.minimum(np.random.default_rng(2).geometric(0.5, count), symbols - 1),
+        "all others once": rare,
+        "rare ones last": rare[::-1],
+        "geometric": np.minimum(np.random.default_rng(2).geometric(0.5, count), symbols - 1),
     }
 
 
 @every_type
-def test_extreme_frequencies_come_back(dtype: np.dtype, stream: Stream) -> None:
+def test_extreme_frequencies_round_trip(dtype: np.dtype, stream: Stream) -> None:
     for exponents in skewed(dtype).values():
         values = with_exponents(dtype, exponents)
         data = encode(SPLIT, values, stream)
@@ -111,7 +111,7 @@ def test_extreme_frequencies_come_back(dtype: np.dtype, stream: Stream) -> None:
 
 
 @every_type
-def test_special_values_come_back(dtype: np.dtype, stream: Stream) -> None:
+def test_special_values_round_trip(dtype: np.dtype, stream: Stream) -> None:
     values = np.resize(special_values(dtype), 3000)
     assert same_bits(round_trip(SPLIT, values, stream), values)
 
@@ -121,7 +121,7 @@ def weights(dtype: np.dtype) -> np.ndarray:
 
 
 def layers(dtype: np.dtype) -> np.ndarray:
-    """Make weights as a network has them: layers of different sizes and scales, with norms and zeros between."""
+    """Return weights like a network's: layers of different sizes and scales, with norms and zeros between."""
     random, scales = np.random.default_rng(3), [0.02, 0.1, 0.005, 0.04, 0.001, 0.3]
     parts = [random.normal(0, scale, 10_000 * (i + 1)) for i, scale in enumerate(scales)]
     parts += [1 + random.normal(0, 0.01, 4000), np.zeros(4000)]
@@ -130,18 +130,18 @@ def layers(dtype: np.dtype) -> np.ndarray:
 
 @every_type
 @pytest.mark.parametrize("make", [weights, layers])
-def test_exponents_cost_their_entropy(dtype: np.dtype, make: object, stream: Stream) -> None:
+def test_the_size_is_close_to_the_entropy(dtype: np.dtype, make: object, stream: Stream) -> None:
     values = make(dtype)  # type: ignore[operator]
     data = encode(SPLIT, values, stream)
     assert 8 * len(data) - raw_bits(values) < 1.01 * entropy_bits(values)
     assert same_bits(decoded(SPLIT, data, values, stream), values)
 
 
-LEAST_RATIOS = {"bfloat16": 1.45, "float16": 1.1, "float32": 1.18, "float64": 1.14}
+MIN_RATIOS = {"bfloat16": 1.45, "float16": 1.1, "float32": 1.18, "float64": 1.14}
 
 
-@pytest.mark.parametrize(("name", "least"), LEAST_RATIOS.items())
-def test_weights_shrink(name: str, least: float, stream: Stream) -> None:
+@pytest.mark.parametrize(("name", "least"), MIN_RATIOS.items())
+def test_weights_compress(name: str, least: float, stream: Stream) -> None:
     values = weights(FLOATS[name])
     assert values.nbytes / len(encode(SPLIT, values, stream)) > least
 
@@ -150,6 +150,6 @@ def test_weights_shrink(name: str, least: float, stream: Stream) -> None:
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_decode_and_reduce(dtype: np.dtype, op: str, stream: Stream) -> None:
     random = np.random.default_rng(5)
-    there, arriving = (random.normal(0, 1, 33_001).astype(dtype) for _ in range(2))
-    result = reduced(SPLIT, encode(SPLIT, arriving, stream), there, op, stream)
-    assert same_bits(result, REDUCTIONS[op](there, arriving).astype(dtype))
+    target, arriving = (random.normal(0, 1, 33_001).astype(dtype) for _ in range(2))
+    result = reduced(SPLIT, encode(SPLIT, arriving, stream), target, op, stream)
+    assert same_bits(result, REDUCTIONS[op](target, arriving).astype(dtype))

@@ -1,4 +1,4 @@
-"""ZFP against libzfp: the same bytes, and the same values back, bit for bit."""
+"""The codec zfp, compared with libzfp: the same bytes and the same decoded values."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def biased_exponents(array: np.ndarray) -> np.ndarray:
 
 
 def without_tiny_blocks(array: np.ndarray) -> np.ndarray:
-    """Set to zero the blocks for which libzfp's scale overflows."""
+    """Zero the blocks for which libzfp's scale overflows."""
     padded = np.pad(array, (0, -array.size % 4)).reshape(-1, 4)
     tiny = biased_exponents(padded).max(1) < SMALLEST_FIELD[array.dtype]
     return np.where(tiny[:, None], array.dtype.type(0), padded).ravel()[: array.size]
 
 
 def samples(dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Make what is easy and what is hard for ZFP."""
+    """Return arrays that are easy and hard for ZFP."""
     random, info = np.random.default_rng(1), np.finfo(dtype)
     denormals = np.full(400, 3 * info.smallest_subnormal, dtype)
     denormals[::4] = random.normal(0, 1e-12, 100)
@@ -87,31 +87,31 @@ def check_like_zfpy(array: np.ndarray, rate: float, stream: Stream) -> None:
 
 
 @every_rate
-def test_every_rate_is_libzfps(dtype: np.dtype, rate: float, stream: Stream) -> None:
+def test_every_rate_matches_libzfp(dtype: np.dtype, rate: float, stream: Stream) -> None:
     for values in samples(dtype).values():
         check_like_zfpy(values, rate, stream)
 
 
 @every_rate
-def test_every_length_is_libzfps(dtype: np.dtype, rate: float, stream: Stream) -> None:
+def test_every_length_matches_libzfp(dtype: np.dtype, rate: float, stream: Stream) -> None:
     values = np.random.default_rng(2).normal(0, 1, max(LENGTHS)).astype(dtype)
     for length in LENGTHS:
         check_like_zfpy(values[:length], rate, stream)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-def test_a_large_chunk_is_libzfps(dtype: np.dtype, stream: Stream) -> None:
+def test_a_large_chunk_matches_libzfp(dtype: np.dtype, stream: Stream) -> None:
     check_like_zfpy(np.random.default_rng(3).normal(0, 0.02, 300_001).astype(dtype), 8, stream)
 
 
 @every_rate
-def test_any_bytes_decode_as_with_libzfp(dtype: np.dtype, rate: float, stream: Stream) -> None:
+def test_any_bytes_decode_like_libzfp(dtype: np.dtype, rate: float, stream: Stream) -> None:
     codec, count, known = Zfp(rate), 515, dtype_of_name(dtype.name)
     assert known is not None
     data = np.random.default_rng(4).bytes(codec.encoded_size(count, known))
     back = decoded(codec, data, np.empty(count, dtype), stream)
-    theirs = zfpy_values(data, dtype, count, rate)
-    assert same_bits(back, theirs)
+    libzfp = zfpy_values(data, dtype, count, rate)
+    assert same_bits(back, libzfp)
 
 
 def finite(width: int) -> st.SearchStrategy[np.ndarray]:
@@ -121,7 +121,7 @@ def finite(width: int) -> st.SearchStrategy[np.ndarray]:
 
 @settings(max_examples=150)
 @given(values=st.one_of(finite(32), finite(64)), rate=st.floats(0.25, 64))
-def test_any_finite_values_are_libzfps(values: np.ndarray, rate: float, stream: Stream) -> None:
+def test_any_finite_values_match_libzfp(values: np.ndarray, rate: float, stream: Stream) -> None:
     check_like_zfpy(values, min(rate, 8 * values.itemsize), stream)
 
 
@@ -137,26 +137,26 @@ def test_tiny_blocks_become_zeros(dtype: np.dtype, stream: Stream) -> None:
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 130, 399])
-def test_a_chunk_with_nan_or_infinity_travels_raw(name: str, value: float, place: int, stream: Stream) -> None:
+def test_a_chunk_with_nan_or_infinity_is_sent_raw(name: str, value: float, place: int, stream: Stream) -> None:
     values = np.ones(400, FLOATS[name])
     assert encoded_size(Zfp(8), values, stream) == 400
     values[place] = value
     assert encoded_size(Zfp(8), values, stream) is None
 
 
-def widened_and_back(values: np.ndarray, rate: float, stream: Stream) -> np.ndarray:
-    """Go through the codec of float32, and clamp to what the 16-bit type can hold."""
+def round_trip_as_float32(values: np.ndarray, rate: float, stream: Stream) -> np.ndarray:
+    """Round trip as float32, and clamp to the range of the 16-bit type."""
     most = float(ml_dtypes.finfo(values.dtype).max)
     return np.clip(round_trip(Zfp(rate), values.astype(np.float32), stream), -most, most)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rate", [1, 3, 4.5, 8, 12, 16, 16.25, 20, 32])
-def test_16_bit_floats_go_through_float32(name: str, rate: float, stream: Stream) -> None:
+def test_16_bit_floats_are_coded_as_float32(name: str, rate: float, stream: Stream) -> None:
     values = any_bits(FLOATS[name], 3001)
     values = np.where(np.isfinite(values.astype(np.float32)), values, FLOATS[name].type(1))
     assert encode(Zfp(rate), values, stream) == encode(Zfp(rate), values.astype(np.float32), stream)
-    expected = widened_and_back(values, rate, stream).astype(values.dtype)
+    expected = round_trip_as_float32(values, rate, stream).astype(values.dtype)
     assert same_bits(round_trip(Zfp(rate), values, stream), expected)
     assert np.isfinite(expected.astype(np.float32)).all()
 
@@ -166,25 +166,25 @@ def test_16_bit_floats_go_through_float32(name: str, rate: float, stream: Stream
 @pytest.mark.parametrize("rate", [6, 20])
 def test_decode_and_reduce_rounds_once(name: str, op: str, rate: float, stream: Stream) -> None:
     random, dtype = np.random.default_rng(5), FLOATS[name]
-    there, arriving = (random.normal(0, 1, 1001).astype(dtype) for _ in range(2))
+    target, arriving = (random.normal(0, 1, 1001).astype(dtype) for _ in range(2))
     data = encode(Zfp(rate), arriving, stream)
     if dtype.itemsize == 2:
-        back = widened_and_back(arriving, rate, stream)
-        expected = REDUCTIONS[op](there.astype(np.float32), back).astype(dtype)
+        back = round_trip_as_float32(arriving, rate, stream)
+        expected = REDUCTIONS[op](target.astype(np.float32), back).astype(dtype)
     else:
-        expected = REDUCTIONS[op](there, decoded(Zfp(rate), data, arriving, stream))
-    assert same_bits(reduced(Zfp(rate), data, there, op, stream), expected)
+        expected = REDUCTIONS[op](target, decoded(Zfp(rate), data, arriving, stream))
+    assert same_bits(reduced(Zfp(rate), data, target, op, stream), expected)
 
 
 @pytest.mark.parametrize(("name", "most"), [("float16", 32), ("bfloat16", 32), ("float32", 32), ("float64", 64)])
-def test_a_rate_beyond_the_type_is_the_types(name: str, most: int, stream: Stream) -> None:
+def test_a_rate_is_clamped_to_the_size_of_the_type(name: str, most: int, stream: Stream) -> None:
     values = np.random.default_rng(6).normal(0, 1, 333).astype(FLOATS[name])
     assert encode(get_codec("zfp:rate=64"), values, stream) == encode(Zfp(most), values, stream)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("float16", 9), ("bfloat16", 9), ("float32", 9), ("float64", 12)])
 @pytest.mark.parametrize("rate", [0.001, 1, 2])
-def test_a_rate_too_low_is_the_lowest_that_holds_an_exponent(name: str, bits: int, rate: float) -> None:
+def test_a_low_rate_is_clamped_to_the_exponent(name: str, bits: int, rate: float) -> None:
     dtype = dtype_of_name(name)
     assert dtype is not None
     assert Zfp(rate).block_bits(dtype) == bits
