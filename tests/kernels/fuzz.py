@@ -104,9 +104,7 @@ def try_codec(codec: Codec, dtype: DType, count: int, stream: Stream, random: np
         return
     back = decode(codec, encoded, bytes(len(data)), dtype, "replace", stream)
     assert back == data if codec.lossless else back is not None, "the round trip is not exact"
-    op = str(
-        random.choice(list(OPS) if dtype.kind == "f" else ["replace", "prod"])
-    )  # defined for every type
+    op = str(random.choice(list(OPS) if dtype.kind == "f" else ["replace", "prod"]))  # defined for every type
     assert decode(codec, encoded, data, dtype, op, stream) is not None
     for _ in range(6):
         how, broken = damaged(codec, encoded, count, dtype, random)
