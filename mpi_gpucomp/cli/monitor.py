@@ -15,7 +15,7 @@ from mpi_gpucomp.monitor import exporters
 from mpi_gpucomp.monitor.blame import blame, read
 from mpi_gpucomp.monitor.chrome_trace import trace
 from mpi_gpucomp.monitor.exporters import CsvFile, rows
-from mpi_gpucomp.monitor.page import page
+from mpi_gpucomp.monitor.report import report
 from mpi_gpucomp.monitor.reader import is_alive, newest, rates
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def _state(buffer: TraceBuffer) -> str:
 
 
 def _rank(buffer: TraceBuffer) -> list[str]:
-    head, state, now = buffer.head, buffer.state, rates(buffer, SECONDS)
+    header, state, now = buffer.header, buffer.state, rates(buffer, SECONDS)
     alarms = buffer.alarms
     shown = [_rate(value) if is_alive(buffer) else "-" for value in now[:4]]
-    ratio = f"{state.plain / state.encoded:.2f}" if state.encoded else "-"
+    ratio = f"{state.raw_bytes / state.encoded_bytes:.2f}" if state.encoded_bytes else "-"
     return [
-        str(head.rank),
-        head.host,
+        str(header.rank),
+        header.host,
         _state(buffer),
         f"{state.ended}/{state.begun}",
         *shown,
@@ -91,16 +91,16 @@ def _rank(buffer: TraceBuffer) -> list[str]:
 
 def _link(buffer: TraceBuffer, link: LinkState, terminal: Terminal) -> list[str]:
     alive = is_alive(buffer)
-    share = link.speed / link.mean if link.mean else 0.0
+    share = link.bandwidth / link.mean if link.mean else 0.0
     state = "slow" if link.slow else "" if alive else "ended"
     return [
         *(
-            f"{buffer.head.rank} {terminal.to} {link.peer}",
+            f"{buffer.header.rank} {terminal.to} {link.peer}",
             str(link.rail),
-            f"{_rate(link.speed)}/s",
+            f"{_rate(link.bandwidth)}/s",
             terminal.bar(share),
         ),
-        *(f"{_rate(link.mean)}/s", str(link.in_flight), _size(link.waiting), _size(link.nbytes), state),
+        *(f"{_rate(link.mean)}/s", str(link.chunks_in_flight), _size(link.bytes_in_flight), _size(link.nbytes), state),
     ]
 
 
@@ -116,7 +116,7 @@ def _colour_states(text: str, terminal: Terminal) -> list[str]:
 
 def screen(buffers: Sequence[TraceBuffer], terminal: Terminal, width: int = 120, height: int = 0) -> str:
     """Return the state of all ranks and links and the latest alarms, cut to the width and, if it is given, height."""
-    size, alive = buffers[0].head.size, sum(is_alive(buffer) for buffer in buffers)
+    size, alive = buffers[0].header.size, sum(is_alive(buffer) for buffer in buffers)
     title = f"mpi_gpucomp  {time.strftime('%H:%M:%S')}  {alive} of {size} ranks alive"
     lines = [terminal.paint(title, BOLD), ""]
     lines += _colour_states(table(RANKS, [_rank(buffer) for buffer in buffers], (*RANKS[3:9], "rank")), terminal)
@@ -229,7 +229,7 @@ def _add_report_arguments(parser: ArgumentParser) -> None:
 
 def _report(args: Namespace) -> int:
     buffers = newest(args.directory)
-    args.output.write_text(page(buffers), encoding="utf-8")
+    args.output.write_text(report(buffers), encoding="utf-8")
     print(f"{args.output}: {len(buffers)} ranks, {args.output.stat().st_size / 1e6:.1f} MB")
     return 0
 
@@ -264,7 +264,7 @@ def _blame(args: Namespace) -> int:
 
 
 def _flight_row(record: dict[str, Any]) -> list[str]:
-    communicators = [one for one in record["communicators"] if one]
+    communicators = record["communicators"]
     calls = [call for one in communicators for call in one["calls"]]
     return [
         *(str(record["rank"]), record["host"], str(record["pid"]), record["reason"].partition(":")[0]),

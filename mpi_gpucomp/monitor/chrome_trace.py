@@ -1,4 +1,4 @@
-"""Records of all ranks as Chrome trace events, which Perfetto opens: a row for each rank, lane and kind of work."""
+"""The records of all ranks as Chrome trace events, for Perfetto: a row per rank, lane and kind of work."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["spans", "trace"]
 
 ROWS = {ENCODE: 0, SEND: 1, RECV: 2, DECODE: 3}
-"""In the order of a chunk's way."""
+"""In the order in which a chunk passes them."""
 
 
 def spans(records: npt.NDArray[Any]) -> list[tuple[int, int, dict[str, int]]]:
-    """Return when the work of one row was at each record: from when it was there, and the one before was over."""
+    """Return the start and end of the work on each record of a row, which works on one after the other."""
     found, last = [], 0
     names = records.dtype.names or ()
     for record in sorted(records.tolist(), key=lambda record: record[names.index("complete")]):
@@ -32,32 +32,34 @@ def spans(records: npt.NDArray[Any]) -> list[tuple[int, int, dict[str, int]]]:
     return found
 
 
-def trace(boxes: Sequence[TraceBuffer]) -> dict[str, Any]:
-    """Make the trace of all ranks, on the clock of the first."""
-    records = aligned(boxes)
+def trace(buffers: Sequence[TraceBuffer]) -> dict[str, Any]:
+    """Return the trace of all ranks, on the clock of the first."""
+    records = aligned(buffers)
     first = min((int(some["post"].min()) for some in records if len(some)), default=0)
     events: list[dict[str, Any]] = []
-    for box, some in zip(boxes, records, strict=True):
-        events += _rank(box, some, first)
-    heads = [box.head for box in boxes]
-    doubt = max((head.doubt for head in heads), default=0)
-    said = "wall clocks" if any(head.doubt < 0 for head in heads) else f"measured, within {doubt / 1e3:.0f} us"
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"clocks": said, "ranks": str(len(boxes))}}
+    for buffer, some in zip(buffers, records, strict=True):
+        events += _rank(buffer, some, first)
+    headers = [buffer.header for buffer in buffers]
+    uncertainty = max((header.uncertainty for header in headers), default=0)
+    clocks = f"measured, within {uncertainty / 1e3:.0f} us"
+    if any(header.uncertainty < 0 for header in headers):
+        clocks = "wall clocks"
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"clocks": clocks, "ranks": str(len(buffers))}}
 
 
-def _rank(box: TraceBuffer, records: npt.NDArray[Any], first: int) -> Iterator[dict[str, Any]]:
-    head, names = box.head, box.names
-    yield _meta("process_name", head.rank, 0, f"rank {head.rank} ({head.host})")
-    yield {**_meta("process_sort_index", head.rank, 0, ""), "args": {"sort_index": head.rank}}
+def _rank(buffer: TraceBuffer, records: npt.NDArray[Any], first: int) -> Iterator[dict[str, Any]]:
+    header, names = buffer.header, buffer.names
+    yield _meta("process_name", header.rank, 0, f"rank {header.rank} ({header.host})")
+    yield {**_meta("process_sort_index", header.rank, 0, ""), "args": {"sort_index": header.rank}}
     for call in records[records["kind"] == CALL]:
-        yield from _call(call, head.rank, names, first)
+        yield from _call(call, header.rank, names, first)
     work = records[records["kind"] != CALL]
     for lane, kind in sorted(set(work[["lane", "kind"]].tolist()), key=lambda row: (row[0], ROWS[row[1]])):
         row = 1 + lane * len(ROWS) + ROWS[kind]
-        yield _meta("thread_name", head.rank, row, f"lane {lane}: {KINDS[kind]}")
-        yield {**_meta("thread_sort_index", head.rank, row, ""), "args": {"sort_index": row}}
+        yield _meta("thread_name", header.rank, row, f"lane {lane}: {KINDS[kind]}")
+        yield {**_meta("thread_sort_index", header.rank, row, ""), "args": {"sort_index": row}}
         for begin, end, one in spans(work[(work["lane"] == lane) & (work["kind"] == kind)]):
-            yield _work(begin - first, end - begin, one, (head.rank, row), names)
+            yield _work(begin - first, end - begin, one, (header.rank, row), names)
 
 
 def _meta(name: str, pid: int, tid: int, value: str) -> dict[str, Any]:
@@ -65,9 +67,9 @@ def _meta(name: str, pid: int, tid: int, value: str) -> dict[str, Any]:
 
 
 def _call(call: Any, rank: int, names: list[str], first: int) -> Iterator[dict[str, Any]]:
-    """Yield the beginning and the end of a call: several may overlap."""
+    """Yield the begin and end events of a call: calls may overlap."""
     title = f"{names[call['name']]} (call {call['call']})"
-    common = {"cat": "call", "name": title, "id": f"{rank}.{call['group']}.{call['call']}", "pid": rank, "tid": 0}
+    common = {"cat": "call", "name": title, "id": f"{rank}.{call['comm']}.{call['call']}", "pid": rank, "tid": 0}
     joined = (int(call["transmit"]) - int(call["post"])) / 1e3 if call["transmit"] else None
     yield {**common, "ph": "b", "ts": (int(call["post"]) - first) / 1e3, "args": {"waited for ranks (us)": joined}}
     if call["complete"]:
@@ -82,7 +84,7 @@ def _work(begin: int, took: int, one: dict[str, int], row: tuple[int, int], name
         posted = (one["complete"] - took - one["post"]) / 1e3
         args |= {"message": one["chunk"], "rail": one["rail"], "posted (us before)": posted}
     else:
-        args |= {"plain bytes": one["plain"], "ratio": round(one["plain"] / max(1, one["nbytes"]), 3)}
+        args |= {"raw bytes": one["raw_bytes"], "ratio": round(one["raw_bytes"] / max(1, one["nbytes"]), 3)}
     pid, tid = row
     return {
         **{"ph": "X", "cat": KINDS[kind], "name": name, "pid": pid, "tid": tid},

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.monitor.diagnosis import (
     HANG,
     LATE,
-    LOOKED_AT_NS,
+    SUMMARY_NS,
     Diagnosis,
     RankSummary,
     diagnose,
@@ -70,6 +70,17 @@ def _ignore(peer: int, *content: int | str) -> None:
     """Drop a control message."""
 
 
+class _Votes(NamedTuple):
+    """How often a diagnosis was made of late."""
+
+    made: int
+    """With new evidence each time, less how often another diagnosis was made, or none."""
+    times: int
+    """How often it must be made: the most that one of them asked for."""
+    evidence: int
+    """Of the last one."""
+
+
 class _Poll:
     """One request for the summaries of all ranks."""
 
@@ -90,8 +101,7 @@ class AnomalyDetector(Observer):
         self._processor = CpuUsage(process.threads)
         self._stalls = StallDetector(engine, process, self._processor)
         self._poll: _Poll | None = None
-        self._votes: dict[tuple[str, tuple[int, ...]], int] = {}
-        """How often each diagnosis was made of late, less how often another one, or none."""
+        self._votes: dict[tuple[str, tuple[int, ...]], _Votes] = {}
         self._numbers, self._has_news, self._hang_asked, self._seen = 0, False, 0.0, -1
         engine.listen(ASK, self._on_ask)
         engine.listen(SUMMARY, self._on_summary)
@@ -141,7 +151,7 @@ class AnomalyDetector(Observer):
             return
         now = perf_counter_ns()
         if now > self._note_at:
-            self._note_at = now + (SELDOM_NS if self._processor.pressed else NOTE_NS)
+            self._note_at = now + (SELDOM_NS if self._processor.pressure else NOTE_NS)
             self._processor.note(now, self._naps)
 
     def on_failure(self, reason: str) -> None:
@@ -173,22 +183,22 @@ class AnomalyDetector(Observer):
             recorder.collect()
             self._processor.sample()
             self._has_news |= self._has_symptom(now)
-        if self.process.box.path is not None:  # other processes may read it
-            self.process.beat()
+        if self.process.buffer.path is not None:  # other processes may read it
+            self.process.write_state()
 
     def _is_late(self, now: int) -> bool:
         """Return True if calls of the last second waited long for ranks to join them."""
-        if now - self._second > LOOKED_AT_NS:
-            self._late = self.trace.tally.waited - self._waited_before > LATE * (now - self._second)
-            self._second, self._waited_before = now, self.trace.tally.waited
+        if now - self._second > SUMMARY_NS:
+            self._late = self.trace.counters.join_wait - self._waited_before > LATE * (now - self._second)
+            self._second, self._waited_before = now, self.trace.counters.join_wait
         return self._late
 
     def _has_symptom(self, now: int) -> bool:
-        tally = self.trace.tally
-        links = tally.links.values()
-        if tally.calls.slow or tally.pace.share < 1 or any(link.is_slow(now) for link in links):
+        counters = self.trace.counters
+        links = counters.links.values()
+        if counters.calls.slow or counters.codec.share < 1 or any(link.is_slow(now) for link in links):
             return True
-        if any(link.is_quiet(now) for link in links) and any(one.kind == SEND for one in self.in_flight()):
+        if any(link.is_stuck(now) for link in links) and any(one.kind == SEND for one in self.in_flight()):
             return True
         if self._is_late(now) and now > self._late_at:  # often only the rank that the data reach last: not each time
             self._late_at = now + LATE_AGAIN_NS
@@ -207,7 +217,7 @@ class AnomalyDetector(Observer):
         if since is None or now - since < hang:
             if self._hang_asked:
                 self._hang_asked = 0.0
-                self.process.alarms.moved()
+                self.process.alarms.end_hangs()
         elif not (self._poll and self._poll.hang) and now - self._hang_asked > hang:
             self._hang_asked = now
             self._ask(hang=True)
@@ -219,8 +229,8 @@ class AnomalyDetector(Observer):
         state = self._engine.snapshot()
         own = summarize(self.trace, perf_counter_ns(), state.in_flight)
         own.host, own.begun, own.waits = self.process.host, state.begun, [wait.title for wait in state.waits]
-        own.delayed, own.still = self._processor.delayed(own.clock), self._processor.still(own.clock)
-        own.pressed = self._processor.pressed
+        own.delayed, own.stalled = self._processor.delayed(own.clock), self._processor.stalled(own.clock)
+        own.cpu_pressure = self._processor.pressure
         return own
 
     def _ask(self, *, hang: bool) -> None:
@@ -254,7 +264,7 @@ class AnomalyDetector(Observer):
         except ValueError as error:
             LOGGER.error("rank %d: malformed alarm from rank %d: %s", self._engine.rank, peer, error)
             return
-        self.process.alarms.add(diagnosis, loud=False)
+        self.process.alarms.add(diagnosis, logged=False)
         self._record_hang(diagnosis)
 
     # Diagnoses
@@ -281,13 +291,19 @@ class AnomalyDetector(Observer):
         """Raise the alarm once a diagnosis was made often enough; any other one counts against it."""
         self._has_news = diagnosis is not None
         key = diagnosis[:2] if diagnosis else None
-        others = {other: votes - 1 for other, votes in self._votes.items() if other != key and votes > 1}
+        others = {
+            other: votes._replace(made=votes.made - 1)
+            for other, votes in self._votes.items()
+            if other != key and votes.made > 1
+        }
         if diagnosis is None or key is None:
             self._votes = others
             return
-        votes = min(self._votes.get(key, 0) + 1, diagnosis.times)
-        self._votes = {**others, key: votes}
-        if votes == diagnosis.times:
+        before = self._votes.get(key, _Votes(0, 0, 0))
+        is_new = not diagnosis.evidence or diagnosis.evidence != before.evidence
+        times = max(before.times, diagnosis.times)
+        self._votes = {**others, key: _Votes(min(before.made + is_new, times), times, diagnosis.evidence)}
+        if self._votes[key].made == times:
             self._raise(diagnosis)
 
     def _settle_hang(self, poll: _Poll) -> None:

@@ -1,8 +1,8 @@
-"""The flight recorder: what each rank was doing when something went wrong, in a file, for `blame` to compare.
+"""Flight records: the state of a rank when something went wrong, in a JSON file, for `blame` to compare.
 
-A file is written when a call fails, when nothing moves any more, and on SIGUSR1, also while the program is stuck in a
-call that does not return. It says what was begun and what is waited for, what is under way, the last operations, and
-where each thread is.
+A record is written when a call fails, when calls make no progress any more, and on SIGUSR1, also while the program is
+blocked in a call that does not return. It holds the calls begun and waited for, the transfers in flight, the last
+operations, and the stack of each thread.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor.settings import fill
 from mpi_gpucomp.trace import KINDS, SEND
 
@@ -28,29 +30,33 @@ if TYPE_CHECKING:
     from mpi_gpucomp.monitor.recorder import CommRecorder
     from mpi_gpucomp.trace import CallSnapshot
 
-__all__ = ["FILES", "Flight"]
+__all__ = ["FILES", "FlightRecorder", "read_flight"]
 
+VERSION = 2
 FILES = "flight.*.json"
 NAME = "flight.%h.%p.%r.json"
 LAST = 64
-"""Operations that are told."""
+"""Operations and alarms that are kept."""
 AGAIN_SECONDS = 2.0
-"""What goes wrong this soon after something else follows from it: the first record says more."""
+"""A failure this soon after another one follows from it: the first record explains more."""
 TRIES = 3
+MAX_BYTES = 64 << 20
+MAX_RANKS = 1 << 24
+MAX_NUMBER = 1 << 63
 
 
-class Flight:
+class FlightRecorder:
     """Writes the flight records of a process."""
 
-    def __init__(self, station: ProcessMonitor, directory: str) -> None:
-        """Write to a directory, and begin to listen to SIGUSR1 if nobody else does."""
-        self._station = station
-        self.path = Path(directory) / fill(NAME, station.rank)
+    def __init__(self, process: ProcessMonitor, directory: str) -> None:
+        """Write to a directory; also on SIGUSR1, unless the program handles it."""
+        self._process = process
+        self.path = Path(directory) / fill(NAME, process.rank)
         self._written, self._lock = 0.0, threading.Lock()
-        self._listen()
+        self._handle_signal()
 
     def write(self, reason: str, *, again: bool = False) -> bool:
-        """Write what goes on now, unless that was done just before; never raises."""
+        """Write a record, unless one was written just before; never raises."""
         with self._lock:
             if not again and time.monotonic() - self._written < AGAIN_SECONDS:
                 return False
@@ -58,29 +64,29 @@ class Flight:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 part = self.path.with_suffix(".part")
-                part.write_text(json.dumps(self._whole(reason), indent=1), encoding="utf-8")
+                part.write_text(json.dumps(self._record(reason), indent=1), encoding="utf-8")
                 part.replace(self.path)
             except OSError as error:
-                print(f"rank {self._station.rank}: no flight record: {error}", file=sys.stderr)
+                print(f"rank {self._process.rank}: no flight record: {error}", file=sys.stderr)
                 return False
             return True
 
-    def _whole(self, reason: str) -> dict[str, Any]:
-        station = self._station
+    def _record(self, reason: str) -> dict[str, Any]:
+        process = self._process
         return {
-            "version": 1,
-            **{"rank": station.rank, "size": station.size, "host": station.host, "pid": os.getpid()},
+            "version": VERSION,
+            **{"rank": process.rank, "size": process.size, "host": process.host, "pid": os.getpid()},
             "time": time.time(),
             "reason": reason,
-            "communicators": [_communicator(detector) for detector in list(station.detectors)],
-            "alarms": [alarm.text for alarm in station.alarms.all[-LAST:]],
+            "communicators": [_communicator(detector) for detector in list(process.detectors)],
+            "alarms": [alarm.text for alarm in process.alarms.all[-LAST:]],
             "operations": self._operations(),
             "threads": _threads(),
         }
 
     def _operations(self) -> list[dict[str, Any]]:
-        box, now = self._station.box, time.perf_counter_ns()
-        names = box.names
+        buffer, now = self._process.buffer, time.perf_counter_ns()
+        names = buffer.names
         return [
             {
                 **{"kind": KINDS[int(one["kind"])], "collective": names[one["name"]], "call": int(one["call"])},
@@ -88,11 +94,11 @@ class Flight:
                 "begun_ms_ago": round((now - int(one["post"])) / 1e6, 3),
                 "ended_ms_ago": round((now - int(one["complete"])) / 1e6, 3) if one["complete"] else None,
             }
-            for one in box.records()[-LAST:]
+            for one in buffer.records()[-LAST:]
         ]
 
-    def _listen(self) -> None:
-        """Write on SIGUSR1, by a thread: the main one may be in a call that does not return, and runs no handlers."""
+    def _handle_signal(self) -> None:
+        """Write on SIGUSR1, by a thread: the main one may be blocked in a call, and then runs no handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
@@ -100,13 +106,13 @@ class Flight:
         read, write = socket.socketpair()
         write.setblocking(False)
         before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        if before != -1:  # somebody else is woken by signals: leave that to them
+        if before != -1:  # the program is woken by signals itself
             signal.set_wakeup_fd(before)
             return
         signal.signal(signal.SIGUSR1, lambda number, frame: None)
-        threading.Thread(target=self._heed, args=(read, write), name="gpucomp-flight", daemon=True).start()
+        threading.Thread(target=self._wait_for_signals, args=(read, write), name="gpucomp-flight", daemon=True).start()
 
-    def _heed(self, read: socket.socket, write: socket.socket) -> None:
+    def _wait_for_signals(self, read: socket.socket, write: socket.socket) -> None:
         while (signals := read.recv(16)) and write:
             if signal.SIGUSR1 in signals:
                 self.write("SIGUSR1", again=True)
@@ -126,8 +132,11 @@ def _describe(detector: AnomalyDetector) -> dict[str, Any]:
     """Return the calls begun, in progress and waited for; ranks are those of the world."""
     state, trace = detector.snapshot(), detector.trace
     links = [
-        {"to": link.peer, "rail": link.rail, "chunks": link.count, "bytes": link.sent, "speed": round(link.recent)}
-        for link in list(trace.tally.links.values())
+        {
+            **{"to": link.peer, "rail": link.rail, "chunks": link.chunks, "bytes": link.nbytes},
+            "bandwidth": round(link.recent),
+        }
+        for link in list(trace.counters.links.values())
     ]
     return {
         "number": trace.number,
@@ -136,7 +145,7 @@ def _describe(detector: AnomalyDetector) -> dict[str, Any]:
         "waits": [wait._asdict() for wait in state.waits],
         "calls": [_call(trace, call) for call in state.calls],
         "links": links,
-        "broken": state.failure,
+        "failure": state.failure,
     }
 
 
@@ -151,14 +160,14 @@ def _call(trace: CommRecorder, call: CallSnapshot) -> dict[str, Any]:
             waited = round((now - transfer.waited) / 1e6, 1) if transfer.waited else None
             receives.append({**found, "waited_ms": waited})
     return {
-        **{"name": call.name, "run": call.run, "title": call.title, "said": call.signature},
+        **{"name": call.name, "run": call.run, "title": call.title, "signature": call.signature},
         **{"absent": [world[peer] for peer in call.absent], "waited_for": call.waited_for, "state": call.state},
         **{"sending": sends, "receiving": receives, "coding": call.coding},
     }
 
 
 def _threads() -> dict[str, list[str]]:
-    """Return where each of Python's threads is, the innermost call last."""
+    """Return the stack of each Python thread, the innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(number, str(number)): [
@@ -166,3 +175,82 @@ def _threads() -> dict[str, list[str]]:
         ]
         for number, frames in sys._current_frames().items()
     }
+
+
+# The fields that `blame` reads, and their types. A list has one element: the schema of all elements. A dictionary with
+# the key "*" has the schema of all values; any other has the schema of each field.
+_TRANSFER = {"rank": int, "ms": float}
+_SCHEMA: dict[str, Any] = {
+    **{"rank": int, "size": int, "host": str, "pid": int, "time": float, "reason": str},
+    "communicators": [
+        {
+            **{"number": int, "world": [int], "begun": {"*": int}, "failure": (str, type(None))},
+            "waits": [{"name": str, "run": int, "title": str}],
+            "calls": [
+                {
+                    **{"title": str, "absent": [int], "coding": bool},
+                    "sending": [{**_TRANSFER, "bytes": int}],
+                    "receiving": [{**_TRANSFER, "waited_ms": (float, type(None))}],
+                }
+            ],
+        }
+    ],
+    "alarms": [str],
+    "threads": {"*": [str]},
+}
+
+
+def read_flight(path: Path) -> dict[str, Any]:
+    """Read and validate a flight record; raise SpecError if it is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("something that is not a file")
+            if status.st_size > MAX_BYTES:
+                raise ValueError(f"{status.st_size} bytes, more than the {MAX_BYTES} of any record")
+            record = json.loads(file.read(MAX_BYTES))
+        if not isinstance(record, dict):
+            raise ValueError("JSON that is no object")
+        if record.get("version") != VERSION:
+            raise ValueError(f"version {record.get('version')!r}, this library reads version {VERSION}")
+        # A communicator that kept changing while it was recorded has no fields.
+        if isinstance(record.get("communicators"), list):
+            record["communicators"] = [one for one in record["communicators"] if one != {}]
+        _validate(record, _SCHEMA, "")
+        if not 0 <= record["rank"] < record["size"] <= MAX_RANKS:
+            raise ValueError(f"rank {record['rank']} of {record['size']}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"file {path}",
+            expected="a flight record",
+            got=f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}",
+            remedy="Remove it, or name the directory that MPI_GPUCOMP_FLIGHT was set to.",
+        ) from error
+    return record
+
+
+def _validate(value: Any, schema: Any, where: str) -> None:
+    """Raise ValueError unless a value has the types of a schema."""
+    if isinstance(schema, dict):
+        _expect(value, dict, where)
+        for key in value if "*" in schema else schema:
+            if key not in value:
+                raise ValueError(f"no field {where}.{key}".replace(" .", " "))
+            _validate(value[key], schema.get("*", schema.get(key)), f"{where}.{key}")
+    elif isinstance(schema, list):
+        _expect(value, list, where)
+        for number, one in enumerate(value):
+            _validate(one, schema[0], f"{where}[{number}]")
+    else:
+        _expect(value, schema, where)
+
+
+def _expect(value: Any, kind: Any, where: str) -> None:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    names = " or ".join("null" if one is type(None) else one.__name__ for one in kinds)
+    if type(value) not in (*kinds, *([int] if float in kinds else [])):
+        raise ValueError(f"field {where.lstrip('.')} with {type(value).__name__} instead of {names}")
+    if isinstance(value, int | float) and not abs(value) < MAX_NUMBER:
+        raise ValueError(f"field {where.lstrip('.')} with a number out of range")

@@ -1,4 +1,4 @@
-"""The monitor of this process: one box, its alarms, and what is written besides; made by the first communicator."""
+"""The monitor of this process: its trace buffer, its alarms and its exporters; made by the first communicator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from mpi_gpucomp.monitor import settings
 from mpi_gpucomp.monitor.diagnosis import ALARM_KINDS, HANG, STALL
-from mpi_gpucomp.monitor.exporters import Writer
-from mpi_gpucomp.monitor.flight import Flight
+from mpi_gpucomp.monitor.exporters import Exporter
+from mpi_gpucomp.monitor.flight import FlightRecorder
 from mpi_gpucomp.monitor.processor import ThreadCounters
 from mpi_gpucomp.monitor.recorder import Recorder
-from mpi_gpucomp.monitor.trace_buffer import LinkState, State, TraceBuffer
+from mpi_gpucomp.monitor.trace_buffer import LinkState, ProcessState, TraceBuffer
 from mpi_gpucomp.trace import SEND
 
 if TYPE_CHECKING:
@@ -29,86 +29,80 @@ if TYPE_CHECKING:
     from mpi_gpucomp.monitor.recorder import CommRecorder
     from mpi_gpucomp.monitor.settings import MonitorSettings
 
-__all__ = ["LOGGER", "Alarm", "Alarms", "ProcessMonitor", "known", "process_monitor"]
-
-
-# Alarms: raised once, kept while they last, and taken back; told to Python's logging, the box and a file.
+__all__ = ["LOGGER", "Alarm", "Alarms", "ProcessMonitor", "process_monitor"]
 
 LOGGER = logging.getLogger("mpi_gpucomp.monitor")
-KEPT = 256
+TRACE_NAME = "%h.%p.%r.trace"
+MAX_ALARMS = 256
 OVER_SECONDS = 3.0
-"""How long after it was last seen an alarm is taken back."""
-AT_ONCE = (STALL,)
-"""Kinds that are over when they are found."""
+"""How long after its last diagnosis an alarm is over."""
+MOMENTARY = (STALL,)
+"""Kinds of alarms that are over when they are raised."""
 
 
 @dataclass
 class Alarm:
-    """What was found, with whom, when, and whether it is over."""
+    """An anomaly that was diagnosed."""
 
     kind: str
     ranks: tuple[int, ...]
     text: str
-    found: float
+    raised: float
     """Seconds since 1970."""
     over: bool = False
-    loud: bool = True
+    logged: bool = True
+    """Whether this rank logs it; the others only keep it."""
 
 
 class Alarms:
-    """The alarms that a rank knows of."""
+    """The alarms of a process: raised once, kept while they last, and then over."""
 
-    def __init__(self, box: TraceBuffer, rank: int, log: Path | None = None) -> None:
-        """Keep them in a box, and add them to a file if there is one."""
-        self._box, self._rank, self._log = box, rank, log
+    def __init__(self, buffer: TraceBuffer, rank: int, log: Path | None = None) -> None:
+        """Write them to a trace buffer, and to a file if there is one."""
+        self._buffer, self._rank, self._log = buffer, rank, log
         self.all: list[Alarm] = []
-        self._lasting: dict[tuple[str, tuple[int, ...]], tuple[Alarm, float]] = {}
+        self._active: dict[tuple[str, tuple[int, ...]], tuple[Alarm, float]] = {}
         self.counts: dict[str, int] = {}
 
-    def has(self, verdict: Diagnosis) -> bool:
-        """Say whether this is known, and note that it lasts."""
-        known = self._lasting.get((verdict.kind, verdict.ranks))
-        if known is not None:
-            self._lasting[verdict.kind, verdict.ranks] = known[0], time.monotonic()
-        return known is not None
-
-    def add(self, verdict: Diagnosis, *, loud: bool = True) -> Alarm | None:
-        """Raise an alarm, unless it is known; `loud` where this rank is the one to say it."""
-        if self.has(verdict):
+    def add(self, diagnosis: Diagnosis, *, logged: bool = True) -> Alarm | None:
+        """Raise an alarm, unless it is active; `logged` on the rank that reports it."""
+        key = diagnosis.kind, diagnosis.ranks
+        if key in self._active:
+            self._active[key] = self._active[key][0], time.monotonic()
             return None
-        alarm = Alarm(verdict.kind, verdict.ranks, verdict.text, time.time(), verdict.kind in AT_ONCE, loud)
-        self.all = [*self.all[-KEPT + 1 :], alarm]
-        self.counts[verdict.kind] = self.counts.get(verdict.kind, 0) + 1
+        alarm = Alarm(*key, diagnosis.text, time.time(), diagnosis.kind in MOMENTARY, logged)
+        self.all = [*self.all[-MAX_ALARMS + 1 :], alarm]
+        self.counts[diagnosis.kind] = self.counts.get(diagnosis.kind, 0) + 1
         if not alarm.over:
-            self._lasting[verdict.kind, verdict.ranks] = alarm, time.monotonic()
-        self._say(alarm.text, loud=loud)
+            self._active[key] = alarm, time.monotonic()
+        self._write(alarm.text, logged=logged)
         return alarm
 
     def expire(self) -> list[Alarm]:
-        """Take back what has not been seen for a while, and return it."""
+        """End the alarms that were not diagnosed again for a while, and return them."""
         now = time.monotonic()
-        gone = [key for key, (_, seen) in self._lasting.items() if now - seen > OVER_SECONDS and key[0] != HANG]
+        gone = [key for key, (_, seen) in self._active.items() if now - seen > OVER_SECONDS and key[0] != HANG]
         return [self._end(key) for key in gone]
 
-    def moved(self) -> list[Alarm]:
-        """Take back hangs: something has moved again."""
-        return [self._end(key) for key in [key for key in self._lasting if key[0] == HANG]]
+    def end_hangs(self) -> list[Alarm]:
+        """End hangs: there is progress again."""
+        return [self._end(key) for key in [key for key in self._active if key[0] == HANG]]
 
     def _end(self, key: tuple[str, tuple[int, ...]]) -> Alarm:
-        alarm, _ = self._lasting.pop(key)
+        alarm, _ = self._active.pop(key)
         alarm.over = True
-        self._say(f"over after {time.time() - alarm.found:.1f} s: {alarm.text}", loud=alarm.loud)
+        self._write(f"over after {time.time() - alarm.raised:.1f} s: {alarm.text}", logged=alarm.logged)
         return alarm
 
     @property
-    def lasting(self) -> list[Alarm]:
-        """Return those that are not over."""
-        return [alarm for alarm, _ in self._lasting.values()]
+    def active(self) -> list[Alarm]:
+        """Return the alarms that are not over."""
+        return [alarm for alarm, _ in self._active.values()]
 
-    def _say(self, text: str, *, loud: bool) -> None:
+    def _write(self, text: str, *, logged: bool) -> None:
         stamp = time.strftime("%H:%M:%S")
-        self._box.alarm(f"{stamp} {text}")
-        if loud:
+        self._buffer.alarm(f"{stamp} {text}")
+        if logged:
             LOGGER.warning("rank %d: %s", self._rank, text)
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as file:
@@ -119,50 +113,53 @@ class ProcessMonitor:
     """What all communicators of a process share."""
 
     def __init__(self, chosen: MonitorSettings, rank: int, size: int) -> None:
-        """Be this rank of the world."""
+        """Monitor this rank of the world."""
         self.settings, self.rank, self.size, self.host = chosen, rank, size, settings.host_name()
         path = None
         if chosen.directory is not None:
-            path = Path(chosen.directory) / settings.fill("%h.%p.%r.box", rank).name
-        self.box = TraceBuffer.make(chosen.records, path)
-        self.box.begin(rank, size, self.host)
-        self.recorder = Recorder(self.box)
+            path = Path(chosen.directory) / settings.fill(TRACE_NAME, rank).name
+        self.buffer = TraceBuffer.make(chosen.records, path)
+        self.buffer.begin(rank, size, self.host)
+        self.recorder = Recorder(self.buffer)
         log = settings.fill(chosen.log, rank) if chosen.log else None
-        self.alarms = Alarms(self.box, rank, log)
+        self.alarms = Alarms(self.buffer, rank, log)
         self.threads = ThreadCounters()
         self.detectors: weakref.WeakSet[AnomalyDetector] = weakref.WeakSet()
         """Those of the communicators in use."""
-        self._flight = Flight(self, chosen.flight) if chosen.flight else None
-        self._writer = Writer(self) if chosen.csv or chosen.prometheus or chosen.serve else None
+        self._flight = FlightRecorder(self, chosen.flight) if chosen.flight else None
+        self._exporter = Exporter(self) if chosen.csv or chosen.prometheus or chosen.serve else None
 
-    def set_clock(self, offset: int, doubt: int) -> None:
-        """Take notice of how this clock relates to that of rank 0, see `Head`."""
-        self.box.begin(self.rank, self.size, self.host, offset, doubt)
+    def set_clock(self, offset: int, uncertainty: int) -> None:
+        """Set how this clock relates to that of rank 0, see `TraceHeader`."""
+        self.buffer.begin(self.rank, self.size, self.host, offset, uncertainty)
 
-    def beat(self, *, closed: bool = False) -> None:
-        """Let readers see that this process is alive, and how far it is."""
-        tallies = [group.tally for group in self.recorder.groups]
-        state = State(
-            *(self.recorder.begun, self.recorder.ended),
-            *(sum(tally.plain for tally in tallies), sum(tally.encoded for tally in tallies)),
-            *(sum(tally.waited for tally in tallies), closed),
-            tuple(self.alarms.counts.get(kind, 0) for kind in ALARM_KINDS),
+    def write_state(self, *, closed: bool = False) -> None:
+        """Write totals and links to the trace buffer: a heartbeat for its readers."""
+        counters = [comm.counters for comm in self.recorder.comms]
+        state = ProcessState(
+            begun=self.recorder.begun,
+            ended=self.recorder.ended,
+            raw_bytes=sum(one.raw_bytes for one in counters),
+            encoded_bytes=sum(one.encoded_bytes for one in counters),
+            join_wait=sum(one.join_wait for one in counters),
+            closed=closed,
+            alarms=tuple(self.alarms.counts.get(kind, 0) for kind in ALARM_KINDS),
         )
-        self.box.write_state(state)
-        self.box.write_links(self.links())
+        self.buffer.write_state(state)
+        self.buffer.write_links(self.links())
 
     def links(self, only: CommRecorder | None = None) -> list[LinkState]:
-        """Return the links of one communicator, or of all, those to one peer together, with what is under way."""
-        waiting: dict[tuple[int, int], list[int]] = {}
+        """Return the links of one communicator or of all, merged by peer and rail, with their transfers in flight."""
+        in_flight: dict[tuple[int, int], list[int]] = {}
         for detector in list(self.detectors):
             for transfer in detector.in_flight():
                 if transfer.kind == SEND:
-                    waiting.setdefault((transfer.peer, transfer.rail), []).append(transfer.nbytes)
+                    in_flight.setdefault((transfer.peer, transfer.rail), []).append(transfer.nbytes)
         found: dict[tuple[int, int], list[LinkStats]] = {}
-        for group in [only] if only else self.recorder.groups:
-            for key, link in list(group.tally.links.items()):
+        for comm in [only] if only else self.recorder.comms:
+            for key, link in list(comm.counters.links.items()):
                 found.setdefault(key, []).append(link)
-        return [_together(links, waiting.get(key, [])) for key, links in found.items()]
+        return [_merge(links, in_flight.get(key, [])) for key, links in found.items()]
 
     def detach(self, detector: AnomalyDetector) -> None:
         """Forget a communicator that is freed; close the files of the thread counters with the last one."""
@@ -171,41 +168,41 @@ class ProcessMonitor:
             self.threads.close()
 
     def record_flight(self, reason: str) -> None:
-        """Write down what goes on, because something is wrong, if the settings say where to."""
+        """Write a flight record, if the settings name a directory for it."""
         if self._flight is not None:
             self._flight.write(reason)
 
     def close(self) -> None:
-        """Let readers see that it has come to its end."""
-        if self._writer is not None:
-            self._writer.close()
+        """Write the last state: the process ends."""
+        if self._exporter is not None:
+            self._exporter.close()
         self.recorder.collect()
-        self.beat(closed=True)
+        self.write_state(closed=True)
 
 
-def _together(links: Sequence[LinkStats], waiting: Sequence[int]) -> LinkState:
+def _merge(links: Sequence[LinkStats], in_flight: Sequence[int]) -> LinkState:
     newest = max(links, key=lambda link: link.last)
     return LinkState(
-        *(newest.peer, newest.rail, sum(link.count for link in links), sum(link.sent for link in links)),
-        *(newest.recent, newest.before or newest.mean, sum(waiting), len(waiting)),
-        any(link.is_slow(link.last) for link in links),
+        peer=newest.peer,
+        rail=newest.rail,
+        chunks=sum(link.chunks for link in links),
+        nbytes=sum(link.nbytes for link in links),
+        bandwidth=newest.recent,
+        mean=newest.before or newest.mean,
+        bytes_in_flight=sum(in_flight),
+        chunks_in_flight=len(in_flight),
+        slow=any(link.is_slow(link.last) for link in links),
     )
 
 
 _lock = threading.Lock()
-_station: ProcessMonitor | None = None
-
-
-def known() -> ProcessMonitor | None:
-    """Return the monitor of this process, if there is one."""
-    return _station
+_monitors: list[ProcessMonitor] = []
 
 
 def process_monitor(chosen: MonitorSettings, rank: int, size: int) -> ProcessMonitor:
-    """Return the monitor of this process; the first who asks says what it is like."""
-    global _station
+    """Return the monitor of this process; the first caller's settings hold."""
     with _lock:
-        if _station is None:
-            _station = ProcessMonitor(chosen, rank, size)
-            atexit.register(_station.close)
-        return _station
+        if not _monitors:
+            _monitors.append(ProcessMonitor(chosen, rank, size))
+            atexit.register(_monitors[0].close)
+        return _monitors[0]

@@ -1,10 +1,10 @@
-"""Whether this process gets to run: how long its threads waited for a processor, and whether it stood still without.
+"""CPU usage of this process: how long its threads waited for a processor, and whether it stalled without waiting.
 
-Linux counts for each thread how long it ran, and how long it could run and was not let to. A process that was stopped,
-or sat in a device or a page fault, did neither: that tells a standstill from a busy machine. All of Python's threads
-count, as each may have to wait for what another one holds. Linux also counts how often a thread went to sleep: more
-than it meant to, if it was stopped; not if the whole machine was paused by its hypervisor, unless threads got into each
-other's way just then. What a hypervisor takes is counted too, though coarsely.
+Linux counts for each thread how long it ran, and how long it was ready to run and had no processor. A process that was
+stopped, or was blocked in a device or a page fault, did neither: that tells a stall from a busy machine. All Python
+threads count, as each may wait for a lock that another holds. Linux also counts how often a thread went to sleep: more
+often than it called sleep if it was stopped, but not if a hypervisor paused the whole machine. The time that a
+hypervisor takes is counted too, though coarsely.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import NamedTuple
 
 try:
     from resource import RUSAGE_THREAD, getrusage
-except ImportError:  # not Linux, which has no such counts of threads either
+except ImportError:  # not Linux: there are no such counters
     getrusage = None  # type: ignore[assignment]
 
-from mpi_gpucomp.monitor.diagnosis import LOOKED_AT_NS
+from mpi_gpucomp.monitor.diagnosis import SUMMARY_NS
 
-__all__ = ["OFTEN", "CpuUsage", "ThreadCounters", "is_pressed", "stolen"]
+__all__ = ["FREQUENT", "CpuUsage", "ThreadCounters", "is_excused", "stolen_ticks"]
 
 SAMPLES = 16
-OFTEN = 5
-"""Standstills in a second from which on they are not told one by one."""
-PRESSED, PRESSED_LEAST_NS = 60.0, 100_000_000
-"""Where threads of the machine wait for processors more than this percentage of the time, only so long a one counts."""
-MOST_BEFORE_NS = 1_500_000
-"""How long a thread is taken to have run between its last note and a standstill, at most."""
+FREQUENT = 5
+"""Stalls in a second from which on they are not reported one by one."""
+PRESSURE, MIN_STALL_NS = 60.0, 100_000_000
+"""Where threads of the machine wait for processors for more than this percentage of the time, and the shortest stall
+that counts there."""
+MAX_BEFORE_NS = 1_500_000
+"""How long a thread is taken to have run between its last note and a stall, at most."""
 OTHERS_NS = 8_000_000
-"""How often the other threads are noted, by whoever waits."""
+"""Nanoseconds between notes of the other threads."""
 
 
 class _Sample(NamedTuple):
@@ -53,7 +54,7 @@ class ThreadCounters:
         """Return the counters of each thread, by its identity in Python."""
         with self._lock:
             if perf_counter_ns() > self._renew_at:
-                self._renew_at = perf_counter_ns() + LOOKED_AT_NS
+                self._renew_at = perf_counter_ns() + SUMMARY_NS
                 self._renew()
             return {thread: self.of(thread) for thread in self._open}
 
@@ -87,9 +88,98 @@ class ThreadCounters:
         self.close()
 
 
-def _awake(counts: bytes) -> int | None:
+class CpuUsage:
+    """The CPU usage of this process, for one communicator."""
+
+    def __init__(self, threads: ThreadCounters) -> None:
+        """Start with no samples."""
+        self._threads = threads
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
+        # Noted before a sleep, and evaluated only after a gap.
+        self._thread = self._noted_at = self._slept = self._others_at = 0
+        self._own, self._others = b"", dict[int, bytes]()
+        self.stolen_ticks = stolen_ticks()
+        """At the last sample; not read again on a machine whose hypervisor takes nothing."""
+        self.pressure = False
+        """Whether threads of the machine waited for processors most of the time, at the last sample."""
+        self._stalls: deque[tuple[int, int]] = deque(maxlen=128)
+
+    def sample(self) -> None:
+        """Read the counters of all threads and of the machine."""
+        self.stolen_ticks = stolen_ticks() if self.stolen_ticks else 0
+        self.pressure = _pressure() > PRESSURE
+        counters = {thread: counters.split() for thread, counters in self._threads.read().items()}
+        delayed = {thread: int(words[1]) for thread, words in counters.items() if len(words) > 1}
+        self._samples.append(_Sample(perf_counter_ns(), delayed))
+
+    def note(self, now: int, naps: int) -> None:
+        """Note the counters for `stalled_ns`, before this thread sleeps again after that many naps."""
+        self._thread, self._noted_at, self._slept = threading.get_ident(), now, _slept(naps)
+        if now - self._others_at > OTHERS_NS:
+            self._others_at, self._others = now, self._threads.read()
+            self._own = self._others.pop(self._thread, b"")
+        else:
+            self._own = self._threads.of(self._thread)
+
+    def stalled_ns(self, begin: int, end: int, naps: int) -> int:
+        """Return about how long this thread, and any that it may wait for, did nothing in a gap that has just ended."""
+        thread = threading.get_ident()
+        if self._thread != thread or not self._own or _slept(naps) == self._slept:
+            return 0
+        awake = _between(self._own, self._threads.of(thread))
+        others = max(
+            (_between(counters, self._threads.of(other)) for other, counters in self._others.items()), default=0
+        )
+        # It was awake for an unknown part of the time from the note to the gap: assume a little.
+        before = min(awake, MAX_BEFORE_NS, max(0, begin - self._noted_at) // 2)
+        return max(0, end - begin - (awake - before) - others)
+
+    def add_stall(self, at: int, length: int) -> bool:
+        """Keep a stall; return True if there were so many of late that it is not reported by itself."""
+        self._stalls.append((at, length))
+        return len([one for one, _ in self._stalls if one > at - SUMMARY_NS]) >= FREQUENT
+
+    def stalled(self, now: int) -> float:
+        """Return the share of the last second in which it was stalled, if it was so again and again."""
+        recent = [length for at, length in self._stalls if at > now - SUMMARY_NS]
+        return min(1.0, sum(recent) / SUMMARY_NS) if len(recent) >= FREQUENT else 0.0
+
+    def delayed(self, now: int) -> float:
+        """Return the share of the last second in which its most delayed thread waited for a processor."""
+        recent = [sample for sample in self._samples if sample.at > now - SUMMARY_NS]
+        if len(recent) < 2:
+            return 0.0
+        first, last = recent[0].delayed, recent[-1].delayed
+        most = max((last[thread] - first[thread] for thread in last.keys() & first.keys()), default=0)
+        return most / max(1, recent[-1].at - recent[0].at)
+
+
+def is_excused(length: int) -> bool:
+    """Return True if a stall of this length does not count, because threads of the machine wait for processors."""
+    return length <= MIN_STALL_NS and _pressure() > PRESSURE
+
+
+def stolen_ticks() -> int:
+    """Return the time that a hypervisor has taken from this machine so far, in ticks of all processors."""
+    try:
+        with open("/proc/stat", "rb", buffering=0) as file:
+            return int(file.read(160).split()[8])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _pressure() -> float:
+    """Return the percentage of the last ten seconds in which some thread waited for a processor."""
+    try:
+        with open("/proc/pressure/cpu", "rb", buffering=0) as file:
+            return float(file.read().split()[1].removeprefix(b"avg10="))
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _awake(counters: bytes) -> int | None:
     """Return how long a thread has run or waited for a processor so far."""
-    words = counts.split()
+    words = counters.split()
     return int(words[0]) + int(words[1]) if len(words) > 1 else None
 
 
@@ -98,93 +188,6 @@ def _between(before: bytes, after: bytes) -> int:
     return 0 if start is None or end is None else end - start
 
 
-def is_pressed(still: int) -> bool:
-    """Say whether a standstill may come from a machine on which some thread has waited for a processor for seconds."""
-    return still <= PRESSED_LEAST_NS and _pressure() > PRESSED
-
-
-def _pressure() -> float:
-    """Return in how much of the last ten seconds some thread waited for a processor, in percent."""
-    try:
-        with open("/proc/pressure/cpu", "rb", buffering=0) as file:
-            return float(file.read().split()[1].removeprefix(b"avg10="))
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-def stolen() -> int:
-    """Return for how long a hypervisor has kept processors from this machine so far, in ticks of all together."""
-    try:
-        with open("/proc/stat", "rb", buffering=0) as file:
-            return int(file.read(160).split()[8])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 def _slept(naps: int) -> int:
-    """Return how often this thread has gone to sleep so far, without the naps that it was told to take."""
+    """Return how often this thread has gone to sleep so far, without its naps."""
     return getrusage(RUSAGE_THREAD).ru_nvcsw - naps if getrusage is not None else 0
-
-
-class CpuUsage:
-    """What is known of the threads of this process."""
-
-    def __init__(self, threads: ThreadCounters) -> None:
-        """Start with no samples."""
-        self._files = threads
-        self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
-        # What was written down before a rest; the numbers are read only if something is wrong.
-        self._thread = self._noted_at = self._slept = self._others_at = 0
-        self._own, self._others = b"", dict[int, bytes]()
-        self.stolen = stolen()
-        """At the last sample; it is not asked for where there is no hypervisor that takes any."""
-        self.pressed = False
-        """Whether the machine was short of processors then."""
-        self._stood: deque[tuple[int, int]] = deque(maxlen=128)
-
-    def sample(self) -> None:
-        """Look at all threads, and at the machine, from time to time."""
-        self.stolen = stolen() if self.stolen else 0
-        self.pressed = _pressure() > PRESSED
-        counts = {thread: counts.split() for thread, counts in self._files.read().items()}
-        delayed = {thread: int(words[1]) for thread, words in counts.items() if len(words) > 1}
-        self._samples.append(_Sample(perf_counter_ns(), delayed))
-
-    def note(self, now: int, naps: int) -> None:
-        """Write down where the counts are, for `stood_still`, before this thread naps again after so many naps."""
-        self._thread, self._noted_at, self._slept = threading.get_ident(), now, _slept(naps)
-        if now - self._others_at > OTHERS_NS:
-            self._others_at, self._others = now, self._files.read()
-            self._own = self._others.pop(self._thread, b"")
-        else:
-            self._own = self._files.of(self._thread)
-
-    def stood_still(self, begin: int, end: int, naps: int) -> int:
-        """Return for about how long of a gap that has just ended this thread, and any that it may need, did nothing."""
-        thread = threading.get_ident()
-        if self._thread != thread or not self._own or _slept(naps) == self._slept:
-            return 0
-        awake = _between(self._own, self._files.of(thread))
-        others = max((_between(counts, self._files.of(other)) for other, counts in self._others.items()), default=0)
-        # It was awake for some of the time from the note to the gap, nobody knows how much: no more than a little.
-        before = min(awake, MOST_BEFORE_NS, max(0, begin - self._noted_at) // 2)
-        return max(0, end - begin - (awake - before) - others)
-
-    def remember(self, at: int, still: int) -> bool:
-        """Keep a standstill for `still`; say whether there were so many of late that one more is no news."""
-        self._stood.append((at, still))
-        return len([one for one, _ in self._stood if one > at - LOOKED_AT_NS]) >= OFTEN
-
-    def still(self, now: int) -> float:
-        """Return the share of the last second in which it stood still, if it did so again and again."""
-        recent = [length for at, length in self._stood if at > now - LOOKED_AT_NS]
-        return min(1.0, sum(recent) / LOOKED_AT_NS) if len(recent) >= OFTEN else 0.0
-
-    def delayed(self, now: int) -> float:
-        """Return the share of the last second in which one of its threads waited for a processor; of the worst one."""
-        recent = [sample for sample in self._samples if sample.at > now - LOOKED_AT_NS]
-        if len(recent) < 2:
-            return 0.0
-        first, last = recent[0].delayed, recent[-1].delayed
-        most = max((last[thread] - first[thread] for thread in last.keys() & first.keys()), default=0)
-        return most / max(1, recent[-1].at - recent[0].at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.monitor.diagnosis import STALL, Diagnosis
-from mpi_gpucomp.monitor.processor import is_pressed, stolen
+from mpi_gpucomp.monitor.processor import is_excused, stolen_ticks
 
 if TYPE_CHECKING:
     from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
@@ -28,7 +28,7 @@ HELD_NS = 40_000_000
 
 class _Stall(NamedTuple):
     at: int
-    stolen: int
+    stolen_ticks: int
     text: str
 
 
@@ -46,17 +46,17 @@ class StallDetector:
 
     def check(self, begin: int, now: int, naps: int) -> bool:
         """Examine a gap between polls of a blocked caller; return True if stalls are too frequent to report singly."""
-        stalled = self._processor.stood_still(begin, now, naps)
+        stalled = self._processor.stalled_ns(begin, now, naps)
         if stalled < STALL_NS:
             return False
-        if self._processor.remember(now, stalled):
+        if self._processor.add_stall(now, stalled):
             return True
-        if is_pressed(stalled):
+        if is_excused(stalled):
             return False
         who = f"rank {self._process.rank} ({self._process.host})"
         where = "".join(f" in {wait.title}" for wait in self._engine.snapshot().waits)
         text = f"stall: {who} did not run for {stalled / 1e6:.1f} ms{where}"
-        self._held.append(_Stall(now, self._processor.stolen, text))
+        self._held.append(_Stall(now, self._processor.stolen_ticks, text))
         return False
 
     def settle(self, now: int) -> list[Diagnosis]:
@@ -65,5 +65,5 @@ class StallDetector:
         if not ripe:
             return []
         self._held = [stall for stall in self._held if now - stall.at <= HELD_NS]
-        ticks = stolen()
-        return [Diagnosis(STALL, (self._process.rank,), stall.text) for stall in ripe if stall.stolen == ticks]
+        ticks = stolen_ticks()
+        return [Diagnosis(STALL, (self._process.rank,), stall.text) for stall in ripe if stall.stolen_ticks == ticks]

@@ -1,62 +1,64 @@
-"""The black box of a process: a ring of records in memory, or in a file that other processes read while it is written.
+"""The trace buffer of a process: a ring of records in memory, or in a file that other processes read meanwhile.
 
-A file is mapped, not written to: a record costs the same, and what was recorded is still there when the process is
-killed. Everything that shows or judges what went on reads boxes, its own or those of other ranks.
+A file is mapped, not written to: a record costs the same, and the records survive if the process is killed. Everything
+that displays or diagnoses reads trace buffers, its own or those of other ranks. A file is validated when it is opened;
+records that are half written or damaged are left out, and a file with many of them is an error.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 import time
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpi_gpucomp import config
+from mpi_gpucomp.config import MAX_RECORDS
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.trace import CALL
+from mpi_gpucomp.trace import CALL, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-__all__ = [
-    *("LAYOUT", "RECORD", "RECORDS"),
-    *("TraceBuffer", "Head", "LinkState", "State"),
-]
+__all__ = ["FILES", "LAYOUT", "RECORD", "RECORDS", "LinkState", "ProcessState", "TraceBuffer", "TraceHeader"]
 
 RECORD = np.dtype(
     [
-        ("post", "<i8"),  # when it was asked for, in nanoseconds of this process's clock
-        ("transmit", "<i8"),  # send: when the wire got it; receive: since when a lane waits; call: when all had joined
-        ("complete", "<i8"),  # 0 for a call that is under way
-        ("number", "<i8"),  # counts all records from 1, in the order of their completion; 0 for none
+        ("post", "<i8"),  # when it was posted, in nanoseconds of this process's clock
+        ("transmit", "<i8"),  # send: when it was posted; receive: when its lane blocked; call: when all had joined
+        ("complete", "<i8"),  # 0 for a call in progress
+        ("number", "<i8"),  # counts all records from 1, in the order of completion; 0 for an empty place
         ("nbytes", "<i8"),  # on the wire
-        ("plain", "<u4"),  # as elements, where that is known
-        ("call", "<u4"),  # which call of this communicator
+        ("raw_bytes", "<u4"),  # not encoded, where known
+        ("call", "<u4"),  # which call of its communicator
         ("chunk", "<u4"),  # send, receive: which message of its lane; encode, decode: which loop
-        ("peer", "<i4"),  # rank of the world; of a call, who joined last
+        ("peer", "<i4"),  # rank in the world; of a call, the rank that joined last
         ("name", "<u2"),
-        ("sort", "<u2"),  # calls of the same sort can be compared
+        ("call_class", "<u2"),  # calls of the same class are comparable
         ("lane", "u1"),
         ("kind", "u1"),
         ("rail", "i1"),
-        ("group", "u1"),  # which communicator of this process
+        ("comm", "u1"),  # which communicator of this process
     ]
 )
 LAYOUT = struct.Struct("<qqqqqIIIiHHBBbB")
-"""The same, as the record path writes it: one call, no objects."""
+"""The same, for the recorder: one call, no objects."""
 assert LAYOUT.size == RECORD.itemsize == 64
 
-RECORDS = config.RECORDS.default
-"""Records that a box has room for, unless told otherwise: a megabyte."""
-MAGIC = b"GPCBOX1\n"
-_HEAD = struct.Struct("<8sIiiI64sqqqq")
+FILES = "*.trace"
+RECORDS = 1 << 14
+"""Records of a trace buffer by default: one megabyte."""
+MIN_RECORDS = 64
+MAGIC, VERSION = b"GPCBOX1\n", 1
+_HEADER = struct.Struct("<8sIiiI64sqqqq")
 _STATE = struct.Struct("<qqqqqqqq5q")
 _LINK = struct.Struct("<iiqqddqii")
 STATE_AT = 256
@@ -64,43 +66,46 @@ LINKS_AT, LINKS = 512, 64
 NAMES_AT, NAME_BYTES, NAMES = 4096, 64, 256
 ALARMS_AT, ALARM_BYTES, ALARMS = NAMES_AT + NAME_BYTES * NAMES, 512, 64
 RING_AT = ALARMS_AT + ALARM_BYTES * ALARMS
+MAX_RANKS = 1 << 24
+MAX_TORN = 16
+"""Records that may be half written while a file is read; with more the file is damaged."""
 
 
 @dataclass(frozen=True)
-class Head:
-    """Whose box it is, and how its clock relates to others."""
+class TraceHeader:
+    """The process that a trace buffer belongs to, and how its clock relates to others."""
 
     rank: int
     size: int
     pid: int
     host: str
     started: int
-    """Nanoseconds since 1970 when the clock stood at `clock`."""
+    """Nanoseconds since 1970 when the clock read `clock`."""
     clock: int
     offset: int
-    """What is added to this clock to get that of rank 0."""
-    doubt: int
-    """Nanoseconds by which the offset may be wrong; -1 where it was never measured, and wall clocks are compared."""
+    """Added to this clock, it gives that of rank 0."""
+    uncertainty: int
+    """Nanoseconds by which the offset may be wrong; -1 if it was not measured, and wall clocks are compared."""
 
 
-class State(NamedTuple):
-    """How far a process is."""
+class ProcessState(NamedTuple):
+    """Totals of a process."""
 
     begun: int = 0
     ended: int = 0
     """Calls."""
-    plain: int = 0
-    encoded: int = 0
-    """Bytes before and behind encoding."""
-    waited: int = 0
+    raw_bytes: int = 0
+    encoded_bytes: int = 0
+    """Before and after encoding."""
+    join_wait: int = 0
     """Nanoseconds that calls have waited for ranks to join them."""
     closed: bool = False
-    """Whether it has come to its end."""
+    """Whether the process has ended."""
     alarms: tuple[int, ...] = (0, 0, 0, 0, 0)
-    """How many of each kind, see `judge.ALARM_KINDS`."""
+    """The number of each kind, see `diagnosis.ALARM_KINDS`."""
     clock: int = 0
     wall: int = 0
-    """When that was written, by its clock and since 1970; filled in by the box."""
+    """When this was written, by its clock and since 1970; set by the trace buffer."""
 
 
 class LinkState(NamedTuple):
@@ -110,27 +115,26 @@ class LinkState(NamedTuple):
     rail: int
     chunks: int
     nbytes: int
-    """That have left so far."""
-    speed: float
+    """Totals of completed sends."""
+    bandwidth: float
     mean: float
-    """Bytes a second, of the last window and before."""
-    waiting: int
-    """Bytes under way."""
-    in_flight: int
-    """Chunks under way."""
+    """Bytes per second, in the last window and before."""
+    bytes_in_flight: int
+    chunks_in_flight: int
     slow: bool
 
 
 class TraceBuffer:
-    """The memory, and where everything is in it."""
+    """The memory of a trace buffer and its layout."""
 
     def __init__(self, memory: mmap.mmap, path: Path | None = None) -> None:
-        """Read or write what is there; `make` and `open` return one."""
+        """Read or write this memory; `make` and `open` return one."""
         self.memory, self.path = memory, path
         self.capacity = (len(memory) - RING_AT) // LAYOUT.size
         self.base = RING_AT
         self._names: dict[str, int] = {}
         self._alarms = 0
+        self._is_own = True
 
     @classmethod
     def make(cls, records: int = RECORDS, path: Path | None = None) -> TraceBuffer:
@@ -148,26 +152,60 @@ class TraceBuffer:
 
     @classmethod
     def open(cls, path: Path) -> TraceBuffer:
-        """Read a file that a process has made, or is writing."""
+        """Open a file that a process has made, or is writing; raise SpecError if it is no trace."""
         try:
-            with path.open("rb") as file:
-                box = cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise _invalid(path, "something that is not a file")
+                if status.st_size < RING_AT + MIN_RECORDS * LAYOUT.size:
+                    raise _invalid(path, f"{status.st_size} bytes, which is too short")
+                buffer = cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), path)
+            finally:
+                os.close(descriptor)
         except (OSError, ValueError) as error:
-            raise _unreadable(path, str(error)) from error
-        if len(box.memory) < RING_AT or box.memory[: len(MAGIC)] != MAGIC:
-            raise _unreadable(path, "something else")
-        return box
+            if isinstance(error, SpecError):
+                raise
+            raise _invalid(path, str(error)) from error
+        buffer._is_own = False
+        buffer._validate(path)
+        return buffer
 
-    # Written once or seldom
+    def _validate(self, path: Path) -> None:
+        """Raise SpecError unless the header, the length and the state are those of a trace."""
+        magic, version, *_ = _HEADER.unpack_from(self.memory)
+        capacity, rest = divmod(len(self.memory) - RING_AT, LAYOUT.size)
+        if magic != MAGIC:
+            raise _invalid(path, "a file of another kind")
+        if version != VERSION:
+            raise _invalid(path, f"version {version}, this library reads version {VERSION}")
+        if rest or capacity & (capacity - 1) or capacity > MAX_RECORDS:
+            raise _invalid(path, f"{len(self.memory)} bytes, which is no whole ring of records")
+        header = self.header
+        if not 0 <= header.rank < header.size <= MAX_RANKS:
+            raise _invalid(path, f"rank {header.rank} of {header.size}")
+        if min(header.started, header.clock) < 0 or header.uncertainty < -1 or min(self.state[:5]) < 0:
+            raise _invalid(path, "a header with negative times or totals")
+        if not all(isfinite(link.bandwidth) and isfinite(link.mean) for link in self.links):
+            raise _invalid(path, "links whose bandwidth is no number")
+        ring = self._ring()
+        torn = int((ring["number"] != 0).sum() - _is_whole(ring).sum())
+        if torn > MAX_TORN:
+            raise _invalid(path, f"{torn} damaged records")
 
-    def begin(self, rank: int, size: int, host: str, offset: int = 0, doubt: int = -1) -> None:
-        """Write whose box it is."""
+    # Written once or rarely
+
+    def begin(self, rank: int, size: int, host: str, offset: int = 0, uncertainty: int = -1) -> None:
+        """Write the header."""
         wall, clock = time.time_ns(), time.perf_counter_ns()
         name = host.encode()[:63]
-        _HEAD.pack_into(self.memory, 0, MAGIC, 1, rank, size, os.getpid(), name, wall, clock, offset, doubt)
+        _HEADER.pack_into(
+            self.memory, 0, MAGIC, VERSION, rank, size, os.getpid(), name, wall, clock, offset, uncertainty
+        )
 
     def name(self, text: str) -> int:
-        """Return the number of a name, which is written down the first time; all beyond the last share its number."""
+        """Return the number of a name, which is written the first time; all names beyond the last share its number."""
         number = self._names.get(text)
         if number is None:
             number = self._names[text] = min(len(self._names), NAMES - 1)
@@ -176,88 +214,117 @@ class TraceBuffer:
         return number
 
     def alarm(self, text: str) -> None:
-        """Keep the words of an alarm; the oldest make room."""
+        """Write the text of an alarm; it replaces the oldest one if there is no room."""
         at = ALARMS_AT + self._alarms % ALARMS * ALARM_BYTES
         self._alarms += 1
-        said = text.encode()[: ALARM_BYTES - 17]
-        struct.pack_into(f"<q{ALARM_BYTES - 8}s", self.memory, at, self._alarms, said)
+        struct.pack_into(f"<q{ALARM_BYTES - 8}s", self.memory, at, self._alarms, text.encode()[: ALARM_BYTES - 17])
 
-    def write_state(self, state: State) -> None:
-        """Write down how far the process is."""
-        begun, ended, plain, encoded, waited, closed, alarms, *_ = state
+    def write_state(self, state: ProcessState) -> None:
+        """Write the totals of the process."""
+        begun, ended, raw_bytes, encoded, join_wait, closed, alarms, *_ = state
         now = time.perf_counter_ns(), time.time_ns()
-        _STATE.pack_into(self.memory, STATE_AT, begun, ended, plain, encoded, waited, closed, *now, *alarms)
+        _STATE.pack_into(self.memory, STATE_AT, begun, ended, raw_bytes, encoded, join_wait, closed, *now, *alarms)
 
     def write_links(self, links: Sequence[LinkState]) -> None:
-        """Write down how the links are, the first of them if there are very many."""
+        """Write the state of the links; of the first ones if there are very many."""
         for place in range(LINKS):
-            one = links[place] if place < len(links) else LinkState(-1, 0, 0, 0, 0.0, 0.0, 0, 0, False)
-            _LINK.pack_into(self.memory, LINKS_AT + place * _LINK.size, *one)
-            if one.peer < 0:
+            link = links[place] if place < len(links) else LinkState(-1, 0, 0, 0, 0.0, 0.0, 0, 0, False)
+            _LINK.pack_into(self.memory, LINKS_AT + place * _LINK.size, *link)
+            if link.peer < 0:
                 break
 
     # Read
 
     @property
-    def head(self) -> Head:
-        """Read whose box it is."""
-        _, _, rank, size, pid, host, started, clock, offset, doubt = _HEAD.unpack_from(self.memory)
-        return Head(rank, size, pid, host.rstrip(b"\0").decode(errors="replace"), started, clock, offset, doubt)
+    def header(self) -> TraceHeader:
+        """Read the header."""
+        _, _, rank, size, pid, host, started, clock, offset, uncertainty = _HEADER.unpack_from(self.memory)
+        return TraceHeader(rank, size, pid, _text(host), started, clock, offset, uncertainty)
 
     @property
-    def state(self) -> State:
-        """Read how far the process was, last time."""
-        begun, ended, plain, encoded, waited, closed, clock, wall, *alarms = _STATE.unpack_from(self.memory, STATE_AT)
-        return State(begun, ended, plain, encoded, waited, bool(closed), tuple(alarms), clock, wall)
+    def state(self) -> ProcessState:
+        """Read the totals of the process, as last written."""
+        begun, ended, raw_bytes, encoded, join_wait, closed, clock, wall, *alarms = _STATE.unpack_from(
+            self.memory, STATE_AT
+        )
+        return ProcessState(begun, ended, raw_bytes, encoded, join_wait, bool(closed), tuple(alarms), clock, wall)
 
     @property
     def links(self) -> list[LinkState]:
-        """Read how the links were, last time."""
+        """Read the state of the links, as last written."""
         found = []
         for place in range(LINKS):
-            one = LinkState._make(_LINK.unpack_from(self.memory, LINKS_AT + place * _LINK.size))
-            if one.peer < 0 or not one.chunks:
+            link = LinkState._make(_LINK.unpack_from(self.memory, LINKS_AT + place * _LINK.size))
+            if link.peer < 0 or not link.chunks:
                 break
-            found.append(one._replace(slow=bool(one.slow)))
+            found.append(link._replace(slow=bool(link.slow)))
         return found
 
     @property
     def names(self) -> list[str]:
         """Return the names by their numbers."""
-        whole = self.memory[NAMES_AT:ALARMS_AT]
-        texts = (whole[at : at + NAME_BYTES] for at in range(0, len(whole), NAME_BYTES))
-        return [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+        names = self.memory[NAMES_AT:ALARMS_AT]
+        return [_text(names[at : at + NAME_BYTES]) for at in range(0, len(names), NAME_BYTES)]
 
     @property
     def alarms(self) -> list[str]:
-        """Return the alarms that are kept, the oldest first."""
+        """Return the texts of the alarms, the oldest first."""
         found = (
             struct.unpack_from(f"<q{ALARM_BYTES - 8}s", self.memory, ALARMS_AT + place * ALARM_BYTES)
             for place in range(ALARMS)
         )
-        return [text.rstrip(b"\0").decode(errors="replace") for number, text in sorted(found) if number]
+        return [_text(text) for number, text in sorted(found) if number]
+
+    def _ring(self) -> npt.NDArray[Any]:
+        ring: npt.NDArray[Any] = np.frombuffer(self.memory, RECORD, self.capacity, self.base)
+        return ring
 
     def records(self, since: int = 0) -> npt.NDArray[Any]:
-        """Return a copy of what was complete since a time of its clock, and of the calls under way, in order."""
-        ring: npt.NDArray[Any] = np.frombuffer(self.memory, RECORD, self.capacity, self.base)
-        under_way = (ring["complete"] == 0) & (ring["kind"] == CALL)
-        kept = ring[(ring["number"] != 0) & ((ring["complete"] >= since) | under_way)]
+        """Return a copy of the records completed since a time of its clock, and of calls in progress, in order."""
+        ring = self._ring()
+        in_progress = (ring["complete"] == 0) & (ring["kind"] == CALL)
+        kept = ring[(ring["number"] != 0) & ((ring["complete"] >= since) | in_progress)]
+        if not self._is_own:
+            kept = kept[_is_whole(kept)]
         ordered: npt.NDArray[Any] = kept[np.argsort(kept["post"], kind="stable")]
         return ordered
 
     def numbered(self, first: int, last: int) -> npt.NDArray[Any]:
-        """Return a copy of the records from one number up to another that are still there, in that order."""
-        ring: npt.NDArray[Any] = np.frombuffer(self.memory, RECORD, self.capacity, self.base)
+        """Return a copy of the records from one number up to another that are not overwritten, in that order."""
+        ring = self._ring()
         start, end = first & (self.capacity - 1), last & (self.capacity - 1)
         found = ring[start:end] if start <= end else np.concatenate((ring[start:], ring[:end]))
         kept: npt.NDArray[Any] = found[(found["number"] >= first) & (found["number"] < last)]
         return kept
 
 
-def _unreadable(path: Path, got: str) -> SpecError:
+def _is_whole(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which records are neither empty, half written nor damaged."""
+    complete, post = records["complete"], records["post"]
+    is_call = records["kind"] == CALL
+    whole: npt.NDArray[np.bool_] = (
+        (records["number"] > 0)
+        & np.isin(records["kind"], list(KINDS))
+        & (records["name"] < NAMES)
+        & (records["nbytes"] >= 0)
+        & (records["peer"] >= -1)
+        & (post >= 0)
+        & (records["transmit"] >= 0)
+        & ((complete >= post) | (is_call & (complete == 0)))
+    )
+    return whole
+
+
+def _text(encoded: bytes) -> str:
+    """Return the text of a field; characters that a terminal would act on are replaced."""
+    text = encoded.partition(b"\0")[0].decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def _invalid(path: Path, got: str) -> SpecError:
     return SpecError(
         f"file {path}",
-        expected="a box of records",
+        expected="a trace that a rank has written",
         got=got,
-        remedy="Name the directory that MPI_GPUCOMP_MONITOR was set to.",
+        remedy="Name the directory that MPI_GPUCOMP_MONITOR was set to, and remove damaged files from it.",
     )

@@ -41,4 +41,4 @@ def test_what_is_counted_is_what_was_sent_and_boxes_stay(tmp_path: Path) -> None
 def test_a_rank_that_always_comes_late_is_named_on_all_ranks() -> None:
     ended = run(4, "tests/mpi/watched.py", "late")
     assert ended.returncode == 0 and ended.stdout.count("is content") == 4, ended.stderr
-    assert len(re.findall(r"rank 0: imbalance: rank 3 \(\S+\) comes late to calls, others wait", ended.stderr)) == 1
+    assert len(re.findall(r"rank 0: imbalance: rank 3 \(\S+\) joins calls late, others wait", ended.stderr)) == 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from boxes import chain
 from browser import needs_browser, probe
+from traces import chain
 
-from mpi_gpucomp.monitor.page import page
 from mpi_gpucomp.monitor.reader import newest
+from mpi_gpucomp.monitor.report import report
 
 PROBE = """
 var shown = function () { return document.getElementById('shown').textContent; };
@@ -39,7 +39,7 @@ say('errors', errors.join());
 @pytest.mark.parametrize("width", [500, 1280])
 def test_it_works_in_a_browser(tmp_path: Path, width: int) -> None:
     chain(tmp_path)
-    assert probe(page(newest(tmp_path)), PROBE, tmp_path, width) == {
+    assert probe(report(newest(tmp_path)), PROBE, tmp_path, width) == {
         "all": "true",
         "closer": "true",
         "back": "true",

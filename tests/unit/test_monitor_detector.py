@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -17,7 +21,7 @@ from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import Task
-from mpi_gpucomp.monitor.detector import attach
+from mpi_gpucomp.monitor.detector import attach, ignore_messages
 from mpi_gpucomp.monitor.diagnosis import Diagnosis
 from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
 from mpi_gpucomp.monitor.settings import MonitorSettings
@@ -25,12 +29,13 @@ from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.transport.base import Transfer, Transport
 from mpi_gpucomp.transport.loopback import loopback
 
-RANKS, PIECE, COUNT = 4, 1 << 14, 1 << 18
-RATE = 100e6
+RANKS, CHUNK, COUNT = 4, 1 << 15, 1 << 18
+RATE = 20e6
+"""Bytes per second: slow enough for the links to be the bottleneck on a busy machine."""
 
 
 class Wires:
-    """How fast each link is, and when what is on it arrives."""
+    """The bandwidth of each link, and the arrival times of its messages."""
 
     def __init__(self) -> None:
         self.rates: defaultdict[tuple[int, int], float] = defaultdict(lambda: RATE)
@@ -38,7 +43,7 @@ class Wires:
         self.arrivals: defaultdict[tuple[int, int, int], deque[float]] = defaultdict(deque)
 
     def carry(self, source: int, to: int, tag: int, nbytes: int) -> float:
-        """Put a message on a link, behind those that are on it; return when it arrives."""
+        """Queue a message on a link; return when it arrives."""
         key = source, to
         self._free[key] = max(time.monotonic(), self._free[key]) + nbytes / self.rates[key]
         self.arrivals[source, to, tag].append(self._free[key])
@@ -46,7 +51,7 @@ class Wires:
 
 
 class Timed(Transfer):
-    """A message that is done when the wire says so."""
+    """A transfer that completes when its message arrives."""
 
     def __init__(self, inner: Transfer, arrives: Callable[[], float | None]) -> None:
         self._inner, self._arrives = inner, arrives
@@ -66,7 +71,7 @@ class Timed(Transfer):
 
 
 class Wire(Transport):
-    """A rank's way to the others, over these wires."""
+    """A transport over simulated links."""
 
     def __init__(self, inner: Transport, wires: Wires) -> None:
         self._inner, self._wires = inner, wires
@@ -105,10 +110,10 @@ class Ranks:
     def __init__(self, hang: float = 60.0) -> None:
         self.wires = Wires()
         transports = [Wire(inner, self.wires) for inner in loopback(RANKS)]
-        self.stations = [ProcessMonitor(MonitorSettings(hang=hang), rank, RANKS) for rank in range(RANKS)]
+        self.monitors = [ProcessMonitor(MonitorSettings(hang=hang), rank, RANKS) for rank in range(RANKS)]
         self.engines = [Engine(transport, 2, None) for transport in transports]
         self.detectors = [
-            attach(engine, range(RANKS), station) for engine, station in zip(self.engines, self.stations, strict=True)
+            attach(engine, range(RANKS), monitor) for engine, monitor in zip(self.engines, self.monitors, strict=True)
         ]
         self._transports, self._algorithm = transports, build("broadcast", "chain", RANKS, 0)
         self._coders = [Coder(get_codec("none"), get_device("host"), inline=True) for _ in range(RANKS)]
@@ -116,7 +121,7 @@ class Ranks:
 
     def begin(self, rank: int) -> Job:
         blocks = Blocks.even(as_buffer(self._values[rank]), 1)
-        layout, engine = Layout(self._algorithm.spec, blocks, blocks, PIECE), self.engines[rank]
+        layout, engine = Layout(self._algorithm.spec, blocks, blocks, CHUNK), self.engines[rank]
         task = Task(
             *(self._algorithm, layout, blocks.buffer.dtype, self._coders[rank], self._transports[rank]),
             engine.free_tag(),
@@ -134,10 +139,10 @@ class Ranks:
             for engine in self.engines:
                 engine.progress()
             time.sleep(1e-4)
-            assert time.monotonic() < deadline, "the ranks are stuck"
+            assert time.monotonic() < deadline, "no progress"
 
     def broadcast(self, *, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Broadcast again and again."""
+        """Broadcast repeatedly."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not until():
             jobs = [self.begin(rank) for rank in range(RANKS)]
@@ -146,7 +151,7 @@ class Ranks:
 
     @property
     def alarms(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(alarm.kind, alarm.ranks) for alarm in self.stations[0].alarms.all]
+        return [(alarm.kind, alarm.ranks) for alarm in self.monitors[0].alarms.all]
 
 
 @pytest.fixture
@@ -156,26 +161,26 @@ def ranks(caplog: pytest.LogCaptureFixture) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
-def test_a_wire_that_becomes_slow_is_named_and_taken_back(ranks: Ranks, pair: tuple[int, int]) -> None:
+def test_slow_link_is_named_and_recovers(ranks: Ranks, pair: tuple[int, int]) -> None:
     ranks.broadcast(seconds=2.0)
     assert not ranks.alarms
     ranks.wires.rates[pair] = RATE / 6
     ranks.broadcast(seconds=20.0, until=lambda: bool(ranks.alarms))
     assert ranks.alarms == [("slow link", pair)]
     ranks.wires.rates[pair] = RATE
-    ranks.broadcast(seconds=20.0, until=lambda: not ranks.stations[0].alarms.lasting)
-    assert not ranks.stations[0].alarms.lasting and ranks.alarms == [("slow link", pair)]
-    assert all(station.alarms.counts == {"slow link": 1} for station in ranks.stations)
+    ranks.broadcast(seconds=20.0, until=lambda: not ranks.monitors[0].alarms.active)
+    assert not ranks.monitors[0].alarms.active and ranks.alarms == [("slow link", pair)]
+    assert all(monitor.alarms.counts == {"slow link": 1} for monitor in ranks.monitors)
 
 
-def test_a_rank_whose_wires_are_all_slow_is_named(ranks: Ranks) -> None:
+def test_rank_with_slow_links_is_named(ranks: Ranks) -> None:
     ranks.broadcast(seconds=2.0)
     ranks.wires.rates[1, 2] = ranks.wires.rates[2, 3] = RATE / 6
     ranks.broadcast(seconds=20.0, until=lambda: bool(ranks.alarms))
     assert ranks.alarms == [("slow rank", (2,))]
 
 
-def test_a_rank_that_does_not_join_is_named() -> None:
+def test_rank_that_does_not_join_is_named() -> None:
     ranks = Ranks(hang=0.5)
     ranks.broadcast(seconds=0.3)
     jobs = [ranks.begin(rank) for rank in (0, 1, 3)]
@@ -183,21 +188,21 @@ def test_a_rank_that_does_not_join_is_named() -> None:
     assert ranks.alarms == [("hang", (2,))]
     jobs.append(ranks.begin(2))
     ranks.turn(jobs, lambda: all(job.finished for job in jobs))
-    ranks.turn(jobs, lambda: not ranks.stations[0].alarms.lasting, seconds=20.0)
+    ranks.turn(jobs, lambda: not ranks.monitors[0].alarms.active, seconds=20.0)
 
 
-def test_a_verdict_needs_most_of_the_last_looks(ranks: Ranks) -> None:
+def test_diagnosis_must_be_repeated(ranks: Ranks) -> None:
     detector, busy = ranks.detectors[0], Diagnosis("slow rank", (2,), "slow rank: rank 2", times=3)
     link = Diagnosis("slow link", (0, 1), "slow link: 0 to 1")
-    for said in (busy, None, busy, link, busy, busy, None):
-        detector._suspect(said)
+    for diagnosis in (busy, None, busy, link, busy, busy, None):
+        detector._suspect(diagnosis)
     assert not ranks.alarms
     detector._suspect(busy)
     detector._suspect(busy)
     assert ranks.alarms == [("slow rank", (2,))]
 
 
-def test_a_rank_that_does_not_come_to_answer_is_named(ranks: Ranks) -> None:
+def test_silent_rank_is_named(ranks: Ranks) -> None:
     ranks.broadcast(seconds=0.3)
     engines, _ = ranks.engines, [ranks.begin(rank) for rank in range(RANKS)]
     ranks.engines = [engine for rank, engine in enumerate(engines) if rank != 2]
@@ -206,3 +211,73 @@ def test_a_rank_that_does_not_come_to_answer_is_named(ranks: Ranks) -> None:
     ranks.detectors[0]._ask(hang=False)
     ranks.turn([], lambda: bool(ranks.alarms), seconds=20.0)
     assert ranks.alarms == [("slow rank", (2,))]
+
+
+def test_same_evidence_counts_once(ranks: Ranks) -> None:
+    slow = Diagnosis("slow link", (0, 1), "slow link: 0 to 1", times=2, evidence=7)
+    for _ in range(5):
+        ranks.detectors[0]._suspect(slow)
+    assert not ranks.alarms
+    ranks.detectors[0]._suspect(slow._replace(evidence=8))
+    assert ranks.alarms == [("slow link", (0, 1))]
+
+
+def test_diagnosis_of_busy_ranks_must_be_repeated_more_often(ranks: Ranks) -> None:
+    slow = Diagnosis("slow link", (0, 1), "slow link: 0 to 1", times=6)
+    for diagnosis in (slow, slow._replace(times=2), slow, slow, slow):
+        ranks.detectors[0]._suspect(diagnosis)
+    assert not ranks.alarms
+    ranks.detectors[0]._suspect(slow)
+    assert ranks.alarms == [("slow link", (0, 1))]
+
+
+def test_malformed_summary_is_logged_with_its_sender(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    detector = ranks.detectors[0]
+    detector._ask(hang=False)
+    with caplog.at_level(logging.ERROR, "mpi_gpucomp.monitor"):
+        detector._on_summary(2, detector._numbers, "")
+        detector._on_summary(2, detector._numbers, ranks.detectors[3]._summary().to_json())
+        detector._on_alarm(1, '["no such kind", [], "", 1, 0]')
+    assert [message.partition(":")[2].strip() for message in caplog.messages] == [
+        "malformed summary from rank 2: Expecting value: line 1 column 1 (char 0)",
+        "malformed summary from rank 2: it is of rank 3",
+        "malformed alarm from rank 1: unknown kind of alarm 'no such kind'",
+    ]
+    assert not ranks.alarms
+
+
+def test_rank_without_a_monitor_ignores_its_messages(ranks: Ranks) -> None:
+    engines = [Engine(transport) for transport in loopback(2)]
+    ignore_messages(engines[1])
+    for kind in ("monitor.ask", "monitor.symptom"):
+        engines[0].broadcast_control(kind, *([1] if kind == "monitor.ask" else []))
+    engines[1].progress()
+    assert engines[1].broken is None
+
+
+def counter_files() -> list[str]:
+    """Return the open files of thread counters."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in found if path.endswith("/schedstat")]
+
+
+def test_files_of_thread_counters_are_shared_and_closed_with_the_last_communicator() -> None:
+    gc.disable()
+    try:
+        process = ProcessMonitor(MonitorSettings(), 0, 1)
+        engines = [Engine(loopback(1)[0]) for _ in range(5)]
+        detectors = [attach(engine, range(1), process) for engine in engines]
+        before = len(counter_files())
+        for detector in detectors:
+            detector._processor.sample()
+        assert 0 < len(counter_files()) - before <= threading.active_count()
+        for engine in engines[1:]:
+            engine.observer.close()
+        assert len(counter_files()) > before
+        engines[0].observer.close()
+        assert len(counter_files()) == before
+    finally:
+        gc.enable()

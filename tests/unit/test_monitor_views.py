@@ -1,4 +1,4 @@
-"""The views of what was recorded: trace, rows, Prometheus, page and terminal."""
+"""Views of traces: Chrome trace, CSV rows, Prometheus, report and terminal."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from boxes import chain
+from traces import chain
 
 from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.cli.monitor import Terminal, screen
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import exporters as prometheus
 from mpi_gpucomp.monitor.chrome_trace import trace
-from mpi_gpucomp.monitor.exporters import HEADER, CsvFile, rows
-from mpi_gpucomp.monitor.page import page
+from mpi_gpucomp.monitor.exporters import CSV_HEADER, CsvFile, rows
 from mpi_gpucomp.monitor.reader import newest, shift
+from mpi_gpucomp.monitor.report import report
 
 
-def test_the_clocks_of_all_ranks_are_brought_together(tmp_path: Path) -> None:
+def test_clocks_of_all_ranks_are_aligned(tmp_path: Path) -> None:
     chain(tmp_path)
-    boxes = newest(tmp_path)
-    assert [box.head.rank for box in boxes] == [0, 1, 2]
-    first, *others = shift(boxes)
+    buffers = newest(tmp_path)
+    assert [buffer.header.rank for buffer in buffers] == [0, 1, 2]
+    first, *others = shift(buffers)
     assert [other - first for other in others] == [5_000_000, 10_000_000]
 
 
-def test_a_trace_has_a_row_for_each_lane_and_kind_of_work(tmp_path: Path) -> None:
+def test_chrome_trace_has_a_row_per_lane_and_kind_of_work(tmp_path: Path) -> None:
     chain(tmp_path)
     found = trace(newest(tmp_path))
     assert json.loads(json.dumps(found)) == found
@@ -62,20 +62,20 @@ def test_a_trace_has_a_row_for_each_lane_and_kind_of_work(tmp_path: Path) -> Non
     assert [one["ph"] for one in events if one.get("cat") == "call"] == ["b", "e"] * 3
 
 
-def test_rows_say_how_each_link_did_and_files_take_turns(tmp_path: Path) -> None:
-    stations = chain(tmp_path)
-    found = rows(stations[1].box, 0)
+def test_csv_rows_per_link_and_file_rotation(tmp_path: Path) -> None:
+    monitors = chain(tmp_path)
+    found = rows(monitors[1].buffer, 0)
     assert [row[1:7] for row in found] == [[0, 1, 2, 0, "broadcast", 40]]
-    file = CsvFile(tmp_path / "a.csv", most=200, files=3)
+    file = CsvFile(tmp_path / "a.csv", max_bytes=200, files=3)
     for _ in range(30):
         file.add(found)
     assert sorted(path.name for path in tmp_path.glob("a.csv*")) == ["a.csv", "a.csv.1", "a.csv.2"]
     with (tmp_path / "a.csv").open() as text:
         read = list(csv.DictReader(text))
-    assert tuple(read[0]) == HEADER and read[0]["from"] == "1" and read[0]["to"] == "2"
+    assert tuple(read[0]) == CSV_HEADER and read[0]["from"] == "1" and read[0]["to"] == "2"
 
 
-def test_prometheus_reads_what_is_written(tmp_path: Path) -> None:
+def test_prometheus_text_format(tmp_path: Path) -> None:
     chain(tmp_path)
     text = prometheus.exposition(newest(tmp_path))
     sample = re.compile(r'[a-z_]+\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\} [-+0-9.e]+')
@@ -88,20 +88,20 @@ def test_prometheus_reads_what_is_written(tmp_path: Path) -> None:
     assert text.endswith("\n") and len({line for line in lines if "TYPE" in line}) == 14
 
 
-def test_an_endpoint_answers_on_this_machine(tmp_path: Path) -> None:
+def test_prometheus_endpoint_on_loopback(tmp_path: Path) -> None:
     chain(tmp_path)
     server = prometheus.serve("0", lambda: newest(tmp_path))
     try:
         address, port = server.server_address[:2]
         assert address == "127.0.0.1"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            assert answer.headers["Content-Type"] == prometheus.CONTENT
+            assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
             assert b"mpi_gpucomp_calls_ended_total" in answer.read()
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/x", timeout=10)
         assert refused.value.code == 404
         refused.value.close()
-        with pytest.raises(SpecError, match="expected one that is free"):
+        with pytest.raises(SpecError, match="expected a free port"):
             prometheus.serve(str(port), lambda: [])
     finally:
         server.shutdown()
@@ -111,7 +111,7 @@ def test_an_endpoint_answers_on_this_machine(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """What a page needs from elsewhere, and its texts."""
+    """The external resources and the texts of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -126,16 +126,16 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(tmp_path: Path) -> None:
+def test_report_has_no_external_resources_and_escapes_text(tmp_path: Path) -> None:
     chain(tmp_path)
-    text = page(newest(tmp_path))
+    text = report(newest(tmp_path))
     found = Page(text)
     assert not found.outside and "http" not in re.sub(r"<!doctype html>", "", text)
     assert "slow link: from rank 1 <b> to rank 2" in found.words and "<b> to" not in text
     assert text.count('<td class="s') + text.count('<td class="slow') == 2
 
 
-def test_the_terminal_shows_ranks_links_and_alarms(tmp_path: Path) -> None:
+def test_terminal_shows_ranks_links_and_alarms(tmp_path: Path) -> None:
     chain(tmp_path)
     lines = screen(newest(tmp_path), Terminal(colours=False, unicode=False)).splitlines()
     assert lines[0].endswith("3 of 3 ranks alive")
@@ -146,14 +146,14 @@ def test_the_terminal_shows_ranks_links_and_alarms(tmp_path: Path) -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-def test_a_small_terminal_is_not_overrun(tmp_path: Path) -> None:
+def test_output_fits_a_small_terminal(tmp_path: Path) -> None:
     chain(tmp_path, ranks=30)
     shown = screen(newest(tmp_path), Terminal(colours=True, unicode=True), width=40, height=20).splitlines()
     assert len(shown) <= 20 and any("more lines" in line for line in shown)
     assert all(len(re.sub(r"\x1b\[[0-9]*m", "", line)) <= 40 for line in shown)
 
 
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chain(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
@@ -168,4 +168,4 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["report", str(tmp_path), "-o", str(out / "r.html")]) == 0
     assert capsys.readouterr().out.startswith(f"{out / 'r.html'}: 3 ranks, ")
     assert main(["monitor", str(out)]) == 2
-    assert "expected boxes of records (*.box), got none" in capsys.readouterr().err
+    assert "expected traces of ranks (*.trace), got none" in capsys.readouterr().err

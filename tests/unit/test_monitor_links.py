@@ -1,4 +1,4 @@
-"""The rules by which a link, a coder and calls are found slow: true ones are found, clean streams raise nothing."""
+"""Slow links, codecs and calls are found; clean streams raise nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import MS, feed, stream
 
-from mpi_gpucomp.monitor.links import Durations, LinkStats, RateWindow
+from mpi_gpucomp.monitor.links import CallDurations, CodecRate, LinkStats
 from mpi_gpucomp.trace import DECODE
 
 
@@ -19,78 +19,78 @@ def known_link() -> tuple[LinkStats, int]:
     return link, 800 * MS
 
 
-def test_a_link_has_the_bandwidth_of_its_window() -> None:
+def test_bandwidth_of_a_window() -> None:
     link, now = known_link()
-    assert link.sent == 100 << 20 and link.count == 100
+    assert link.nbytes == 100 << 20 and link.chunks == 100
     assert link.recent == pytest.approx((1 << 20) / 8e-3, rel=1e-6)
     assert link.mean == pytest.approx(link.recent, rel=1e-6)
-    assert not link.is_slow(now) and not link.is_quiet(now)
+    assert not link.is_slow(now) and not link.is_stuck(now)
 
 
-def test_what_a_buffer_takes_at_once_is_as_fast_as_the_wire_empties_it() -> None:
+def test_gaps_in_which_a_socket_buffer_drains_count() -> None:
     link = LinkStats(1)
     feed(link, stream(begin=0, each=5 * MS, idle=3 * MS, count=100))
     assert link.recent == pytest.approx((1 << 20) / 8e-3, rel=0.05)
 
 
-def test_all_posted_at_once_is_as_fast_as_one_after_the_other() -> None:
+def test_bandwidth_does_not_depend_on_posting_ahead() -> None:
     link = LinkStats(1)
     feed(link, stream(begin=0, each=8 * MS, count=100, ahead=100))
     assert link.recent == pytest.approx((1 << 20) / 8e-3, rel=1e-6)
 
 
-def test_a_link_at_a_quarter_of_its_mean_is_slow_once_it_lasts() -> None:
+def test_link_at_a_quarter_of_its_mean_is_slow_once_it_lasts() -> None:
     link, now = known_link()
     feed(link, stream(begin=now, each=32 * MS, count=30))
-    assert not link.is_slow(link.since + 200 * MS)
-    assert link.is_slow(link.since + 300 * MS)
+    assert not link.is_slow(link.slow_since + 200 * MS)
+    assert link.is_slow(link.slow_since + 300 * MS)
     assert link.before == pytest.approx((1 << 20) / 8e-3, rel=0.1)
 
 
-def test_it_recovers_at_three_quarters_of_what_it_was() -> None:
+def test_link_recovers_at_three_quarters_of_its_mean() -> None:
     link, now = known_link()
     feed(link, stream(begin=now, each=32 * MS, count=30))
     now += 30 * 32 * MS
-    feed(link, stream(begin=now, each=13 * MS, count=20))  # 0.62 of the mean: better, and not well
-    assert link.since
+    feed(link, stream(begin=now, each=13 * MS, count=20))  # 0.62 of the mean: better, but not recovered
+    assert link.slow_since
     now += 20 * 13 * MS
     feed(link, stream(begin=now, each=9 * MS, count=20))
-    assert not link.since
+    assert not link.slow_since
 
 
-def test_a_link_with_nothing_to_send_is_not_slow() -> None:
+def test_link_with_nothing_to_send_is_not_slow() -> None:
     link, now = known_link()
     feed(link, stream(begin=now, each=8 * MS, idle=60 * MS, count=40))
-    assert not link.since
+    assert not link.slow_since
 
 
-def test_another_sort_of_calls_is_compared_with_its_own_mean() -> None:
+def test_each_class_of_calls_has_its_own_mean() -> None:
     link, now = known_link()
-    feed(link, stream(begin=now, each=32 * MS, count=40, sort=1))
-    assert not link.since
+    feed(link, stream(begin=now, each=32 * MS, count=40, call_class=1))
+    assert not link.slow_since
 
 
-def test_what_first_went_into_empty_buffers_is_no_measure() -> None:
+def test_sends_into_empty_buffers_do_not_set_the_mean() -> None:
     link, now = LinkStats(1), 0
     link.extend(stream(begin=now, each=2 * MS, count=40))
     for _ in range(20):
         now = link.last
         link.extend(stream(begin=now, each=8 * MS, count=8))
-        assert not link.since
+        assert not link.slow_since
     assert link.mean == pytest.approx((1 << 20) / 8e-3, rel=0.25)
 
 
-def test_a_link_that_will_not_get_better_has_a_new_mean() -> None:
+def test_persistent_bandwidth_becomes_the_mean() -> None:
     link, now = known_link()
     feed(link, stream(begin=now, each=32 * MS, count=2500))
-    assert not link.since
+    assert not link.slow_since
     assert link.mean == pytest.approx((1 << 20) / 32e-3, rel=0.1)
 
 
-def test_a_link_that_stops_is_quiet() -> None:
+def test_a_link_that_stops_is_stuck() -> None:
     link, now = known_link()
-    assert not link.is_quiet(now + 200 * MS)
-    assert link.is_quiet(now + 300 * MS)
+    assert not link.is_stuck(now + 200 * MS)
+    assert link.is_stuck(now + 300 * MS)
 
 
 @settings(deadline=None, max_examples=60)
@@ -100,7 +100,7 @@ def test_a_link_that_stops_is_quiet() -> None:
     batch=st.integers(1, 40),
     ahead=st.integers(1, 8),
 )
-def test_a_clean_stream_raises_nothing(each: int, noise: list[float], batch: int, ahead: int) -> None:
+def test_clean_stream_is_not_slow(each: int, noise: list[float], batch: int, ahead: int) -> None:
     link = LinkStats(1)
     records = stream(begin=0, each=each, count=300, ahead=ahead)
     records["complete"] = np.cumsum(np.array(noise) * each).astype(np.int64)
@@ -113,23 +113,23 @@ def test_a_clean_stream_raises_nothing(each: int, noise: list[float], batch: int
 
 def coded(begin: int, each: int, count: int) -> np.ndarray:
     records = stream(begin=begin, each=each, count=count, ahead=1)
-    records["kind"], records["plain"] = DECODE, 4 << 20
+    records["kind"], records["raw_bytes"] = DECODE, 4 << 20
     return records
 
 
-def test_a_coder_at_a_third_of_its_pace_is_slow_even_if_it_has_little_to_do() -> None:
-    pace = RateWindow()
+def test_codec_at_a_third_of_its_rate_is_slow() -> None:
+    codec = CodecRate()
     for start in range(0, 60, 5):
-        pace.extend(coded(start * 20 * MS, 10 * MS, 5))
-        assert pace.share == 1.0
-    pace.extend(coded(2000 * MS, 30 * MS, 8))
-    assert pace.share == pytest.approx(1 / 3, rel=0.05)
-    pace.extend(coded(4000 * MS, 10 * MS, 8))
-    assert pace.share == 1.0
+        codec.extend(coded(start * 20 * MS, 10 * MS, 5))
+        assert codec.share == 1.0
+    codec.extend(coded(2000 * MS, 30 * MS, 8))
+    assert codec.share == pytest.approx(1 / 3, rel=0.05)
+    codec.extend(coded(4000 * MS, 10 * MS, 8))
+    assert codec.share == 1.0
 
 
-def test_three_calls_that_take_over_twice_as_long_are_slow() -> None:
-    calls = Durations()
+def test_three_calls_over_twice_their_mean_are_slow() -> None:
+    calls = CallDurations()
     for _ in range(10):
         calls.complete(100 * MS, 0)
     calls.complete(250 * MS, 0)
@@ -143,3 +143,21 @@ def test_three_calls_that_take_over_twice_as_long_are_slow() -> None:
     assert not calls.slow
     calls.complete(900 * MS, 1)
     assert not calls.slow
+
+
+def test_link_whose_bandwidth_always_varies_is_rarely_slow() -> None:
+    """Busy processors limit it: without its own deviation it would be slow in one window of five."""
+    link, now, rng = LinkStats(1), 0, np.random.default_rng(0)
+    slow = 0
+    for _ in range(400):
+        link.extend(stream(begin=now, each=int(8 * MS * rng.choice((0.5, 1, 1, 2, 4))), count=8))
+        now = link.last
+        slow += link.is_slow(now)
+    assert slow < 20
+
+
+def test_steady_link_is_slow_after_two_windows() -> None:
+    link, now = known_link()
+    link.extend(stream(begin=now, each=20 * MS, count=8))
+    link.extend(stream(begin=link.last, each=20 * MS, count=16))
+    assert link.is_slow(link.last)

@@ -1,4 +1,4 @@
-"""A process that is stopped stands still; one that computes, or naps as it was told to, does not."""
+"""A process that is stopped is stalled; one that computes or sleeps is not."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ while time.perf_counter_ns() < end and not found:
     naps += 1
     now = time.perf_counter_ns()
     if now - last > 250_000_000:
-        found.append(processor.stood_still(last, now, naps))
+        found.append(processor.stalled_ns(last, now, naps))
     else:
         processor.note(now, naps)
     last = time.perf_counter_ns()
 processor.note(last, naps)
 while time.perf_counter_ns() - last < 300_000_000:
     pass
-computing = processor.stood_still(last, time.perf_counter_ns(), naps)
+computing = processor.stalled_ns(last, time.perf_counter_ns(), naps)
 last = time.perf_counter_ns()
 processor.note(last, naps)
-time.sleep(0.3)  # a nap that takes longer than it should, as on a machine that is paused
-paused = processor.stood_still(last, time.perf_counter_ns(), naps + 1)
-probe_any = processor.stood_still(last, time.perf_counter_ns(), naps)
-print(found[0] if found else 0, computing, paused, probe_any, flush=True)
+time.sleep(0.3)  # a nap that takes too long, as on a machine that is paused
+paused = processor.stalled_ns(last, time.perf_counter_ns(), naps + 1)
+unplanned = processor.stalled_ns(last, time.perf_counter_ns(), naps)
+print(found[0] if found else 0, computing, paused, unplanned, flush=True)
 """
 
 
-def test_a_process_that_was_stopped_stood_still_and_one_that_computes_did_not() -> None:
+def test_stopped_process_is_stalled() -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -45,7 +45,7 @@ def test_a_process_that_was_stopped_stood_still_and_one_that_computes_did_not() 
         os.kill(child.pid, signal.SIGSTOP)
         time.sleep(0.5)
         os.kill(child.pid, signal.SIGCONT)
-        still, computing, paused, probe_any = map(int, child.stdout.readline().split())
-    assert still > 200_000_000
+        stalled, computing, paused, unplanned = map(int, child.stdout.readline().split())
+    assert stalled > 200_000_000
     assert computing == 0 and paused == 0
-    assert probe_any > 200_000_000
+    assert unplanned > 200_000_000
