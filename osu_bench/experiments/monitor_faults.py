@@ -237,9 +237,9 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "slow link": Fault(slow_link, ("slow link: from rank 1 ", "to rank 2 "), 3.0),
+    "slow link": Fault(slow_link, ("slow link: from rank 1 ", "to rank 2 "), 8.0),
     # Only the incoming link may be visible: data that leaves as fast as it arrives is never waited for.
-    "slow network of a host": Fault(slow_network, ("slow ", " rank 2 (h2)"), 4.0),
+    "slow network of a host": Fault(slow_network, ("slow ", " rank 2 (h2)"), 8.0),
     "busy host": Fault(busy_host, ("slow rank: rank 2 ",), 8.0),
     "host that is often stopped": Fault(stopped_often, ("slow rank: rank 2 ",), 4.0),
     "stall of 5 ms": Fault(stall, ("stall: rank 2 ",), 1.0),

@@ -146,7 +146,7 @@ def test_three_calls_over_twice_their_mean_are_slow() -> None:
 
 
 def test_link_whose_bandwidth_always_varies_is_rarely_slow() -> None:
-    """Busy processors limit it: without its own deviation it would be slow in one window of five."""
+    """Busy processors limit it: without its own deviation it would be slow in two windows of five."""
     link, now, rng = LinkStats(1), 0, np.random.default_rng(0)
     slow = 0
     for _ in range(400):
