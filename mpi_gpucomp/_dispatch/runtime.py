@@ -229,7 +229,7 @@ def nodes_of(comm: MPI.Intracomm) -> Nodes:
 ROUNDS = 8
 TAG = 0
 _clocks: list[tuple[int, int]] = []
-"""What was measured with the first communicator of all ranks of the world."""
+"""The offset and uncertainty measured with the first communicator of all ranks."""
 
 
 def attach_monitor(engine: Engine, comm: MPI.Intracomm, wanted: bool | None) -> AnomalyDetector | None:
@@ -248,45 +248,45 @@ def attach_monitor(engine: Engine, comm: MPI.Intracomm, wanted: bool | None) -> 
 
 
 def world_ranks(comm: MPI.Intracomm) -> list[int]:
-    """Return the ranks of the world that a communicator's ranks are; their own where they are not of this world."""
+    """Return the ranks of a communicator in the world; ranks outside of it keep their number."""
     found = comm.Get_group().Translate_ranks(range(comm.size), MPI.COMM_WORLD.Get_group())
     return [own if rank == MPI.UNDEFINED else rank for own, rank in enumerate(found)]
 
 
 def offset_to_first(comm: MPI.Intracomm) -> tuple[int, int]:
-    """Return what to add to this clock to get that of rank 0, and by how much that may be wrong: all ranks call it.
+    """Return the offset from this clock to that of rank 0, and its uncertainty; all ranks call it.
 
-    In each round those who know ask as many who do not, so it takes as many rounds as a tree has levels.
+    The ranks are a binomial tree: in each round every rank that is measured measures another one.
     """
-    offset = doubt = 0
+    offset = uncertainty = 0
     known = 1
     while known < comm.size:
         if comm.rank < known and comm.rank + known < comm.size:
-            _answer(comm, comm.rank + known, offset, doubt)
+            _answer(comm, comm.rank + known, offset, uncertainty)
         elif known <= comm.rank < 2 * known:
-            offset, doubt = _ask(comm, comm.rank - known)
+            offset, uncertainty = _ask(comm, comm.rank - known)
         known *= 2
-    return offset, doubt
+    return offset, uncertainty
 
 
-def _answer(comm: MPI.Intracomm, peer: int, offset: int, doubt: int) -> None:
-    """Tell a peer the time, as often as it asks, and what is known of this clock."""
-    word = np.zeros(3, np.int64)
+def _answer(comm: MPI.Intracomm, peer: int, offset: int, uncertainty: int) -> None:
+    """Send a peer the time, the offset and the uncertainty of this clock, in every round."""
+    message = np.zeros(3, np.int64)
     for _ in range(ROUNDS):
-        comm.Recv(word[:1], peer, TAG)
-        word[:] = perf_counter_ns(), offset, doubt
-        comm.Send(word, peer, TAG)
+        comm.Recv(message[:1], peer, TAG)
+        message[:] = perf_counter_ns(), offset, uncertainty
+        comm.Send(message, peer, TAG)
 
 
 def _ask(comm: MPI.Intracomm, peer: int) -> tuple[int, int]:
-    """Ask for the time; the answer that came back fastest is the best."""
-    word, best = np.zeros(3, np.int64), (0, 1 << 62)
+    """Measure the offset to a peer's clock; the fastest round trip is the most certain."""
+    message, best = np.zeros(3, np.int64), (0, 1 << 62)
     for _ in range(ROUNDS):
         sent = perf_counter_ns()
-        comm.Send(word[:1], peer, TAG)
-        comm.Recv(word, peer, TAG)
+        comm.Send(message[:1], peer, TAG)
+        comm.Recv(message, peer, TAG)
         back = perf_counter_ns()
-        told, offset, doubt = word.tolist()
-        if (back - sent) // 2 + doubt < best[1]:
-            best = told + offset - (sent + back) // 2, (back - sent) // 2 + doubt
+        clock, offset, uncertainty = message.tolist()
+        if (back - sent) // 2 + uncertainty < best[1]:
+            best = clock + offset - (sent + back) // 2, (back - sent) // 2 + uncertainty
     return best

@@ -53,10 +53,10 @@ OUTSIDE = 0.5
 """The share of a second outside of calls from which on a rank is not taken to be waiting."""
 MIN_CALLS = 2
 """Calls in that second: one late call is not an imbalance."""
-TIMES, TIMES_BUSY_LINK, TIMES_NO_CPU, TIMES_BUSY_HOSTS, TIMES_SILENT = 2, 6, 4, 10, 3
-"""How often a diagnosis must be made: usually; of a link whose ends are short of CPU time; of a rank that is short of
-CPU time while other hosts are not, and while they are; and of a silent rank. A busy machine may not run a thread for a
-second."""
+TIMES, TIMES_BUSY, TIMES_NO_CPU, TIMES_BUSY_HOSTS, TIMES_SILENT = 2, 6, 4, 10, 3
+"""How often a diagnosis must be made: usually; of a link with an end, or of a late rank, that is short of CPU
+time; of a rank that is short of CPU time while other hosts are not, and while they are; and of a silent rank. A busy
+machine may not run a thread for a second."""
 
 
 class Diagnosis(NamedTuple):
@@ -346,7 +346,7 @@ def _is_slow(link: LinkSummary, sender: RankSummary, summaries: Summaries) -> bo
 
 def _times(summaries: Summaries, ranks: Sequence[int] | Counter[int]) -> int:
     """Return how often slow links at these ranks must be diagnosed."""
-    return TIMES_BUSY_LINK if any(summaries[rank].is_short_of_cpu for rank in ranks) else TIMES
+    return TIMES_BUSY if any(summaries[rank].is_short_of_cpu for rank in ranks) else TIMES
 
 
 def _evidence(summaries: Summaries, ranks: Sequence[int] | Counter[int]) -> int:
@@ -381,7 +381,8 @@ def _imbalance(summaries: Summaries) -> Diagnosis | None:
         return None
     where = f"it is outside of calls {behind.outside:.0%} of the time, the others {others:.0%}"
     text = f"imbalance: {behind.name} joins calls late, others wait for it {share:.0%} of the time; {where}"
-    return Diagnosis(IMBALANCE, (rank,), text, evidence=behind.records)
+    times = TIMES_BUSY if behind.is_short_of_cpu else TIMES
+    return Diagnosis(IMBALANCE, (rank,), text, times, behind.records)
 
 
 def diagnose_hang(summaries: Summaries, ranks: tuple[int, ...], seconds: float) -> Diagnosis:

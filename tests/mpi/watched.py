@@ -1,4 +1,4 @@
-"""Run under mpirun: calls that the monitor watches; every rank tells what it knows at the end."""
+"""Run under mpirun: calls that the monitor records."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def work() -> None:
         peers = [link.peer for link in half.stats().links]
         assert peers == ([WORLD.rank + 2] if WORLD.rank + 2 < WORLD.size else []), peers
         half.Free()
-    offset, doubt = _clocks[0]
-    assert abs(offset) <= doubt, (offset, doubt)  # on one machine all clocks are one
+    offset, uncertainty = _clocks[0]
+    assert abs(offset) <= uncertainty, (offset, uncertainty)  # one machine has one clock
 
 
 def come_late() -> None:
-    """Let the last rank come late until everybody knows."""
+    """Let the last rank join late until all ranks have the alarm."""
     values = np.zeros(1 << 18, np.float32)
     with Communicator(WORLD, "split") as comm:
         end = time.monotonic() + 40
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         WORLD.Abort(1)
-    print(f"rank {WORLD.rank} is content", flush=True)
+    print(f"rank {WORLD.rank} has completed", flush=True)

@@ -164,6 +164,13 @@ def test_link_between_busy_ranks_needs_more_evidence() -> None:
     assert (found.times, quiet.times) == (6, 2)
 
 
+def test_imbalance_of_a_busy_rank_needs_more_evidence() -> None:
+    ranks = changed(chain(), 3, outside=0.6)
+    ranks[0].late = {3: 0.5}
+    assert (diagnose(ranks) or Diagnosis("", (), "", 0)).times == 2
+    assert (diagnose(busy(ranks)) or Diagnosis("", (), "", 0)).times == 6
+
+
 def test_stuck_link_between_busy_ranks_is_no_evidence() -> None:
     assert diagnose(busy(chain(from_1=(0.0, True)))) is None
     assert diagnose(chain(from_1=(0.0, True))) is not None
