@@ -15,8 +15,8 @@ from mpi_gpucomp.monitor import exporters
 from mpi_gpucomp.monitor.blame import blame, read
 from mpi_gpucomp.monitor.chrome_trace import trace
 from mpi_gpucomp.monitor.exporters import CsvFile, rows
-from mpi_gpucomp.monitor.report import report
 from mpi_gpucomp.monitor.reader import is_alive, newest, rates
+from mpi_gpucomp.monitor.report import report
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
