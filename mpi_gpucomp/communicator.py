@@ -91,7 +91,7 @@ class Communicator:
         self._runtime = self._dispatcher.runtime
         self._p2p = PointToPoint(self._comm, self._runtime, self._settings)
         self._engine, self._native = self._runtime.engine, self._runtime.native
-        self._fast_path, self._watch = self._native.fast_path, self._engine.watch
+        self._fast_path, self._watch = self._native.fast_path, self._engine.deadlock
         self._deltas = count()
 
     def __enter__(self) -> Communicator:
@@ -203,7 +203,7 @@ class Communicator:
 
     def completed(self) -> list[str]:
         """Return the names completed since the last call, in order."""
-        self._runtime.driver.turn()
+        self._runtime.driver.poll()
         return self._runtime.names.completed()
 
     # Introspection
@@ -236,16 +236,16 @@ class Communicator:
         # Passthrough.run written out: every line counts in a path of three microseconds.
         (comm, lifetime), watch = known, self._watch
         lifetime.ttl -= 1
-        watch.trace = (watch.trace * 31 + key[0] + root + BCAST_SALT) & LOW_BITS
-        watch.steps += 1
-        watch.outside = "Bcast"
+        watch.mpi_trace = (watch.mpi_trace * 31 + key[0] + root + BCAST_SALT) & LOW_BITS
+        watch.mpi_calls += 1
+        watch.in_mpi_call = "Bcast"
         try:
             comm.Bcast(buf, root)
         except MPI.Exception as error:
             self._native.check_dead(error)
             raise
         finally:
-            watch.outside = None
+            watch.in_mpi_call = None
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[CallOptions]
@@ -265,16 +265,16 @@ class Communicator:
             return
         (comm, lifetime), watch = known, self._watch
         lifetime.ttl -= 1
-        watch.trace = (watch.trace * 31 + key[0] + ALLREDUCE_SALT) & LOW_BITS
-        watch.steps += 1
-        watch.outside = "Allreduce"
+        watch.mpi_trace = (watch.mpi_trace * 31 + key[0] + ALLREDUCE_SALT) & LOW_BITS
+        watch.mpi_calls += 1
+        watch.in_mpi_call = "Allreduce"
         try:
             comm.Allreduce(sendbuf, recvbuf, op)
         except MPI.Exception as error:
             self._native.check_dead(error)
             raise
         finally:
-            watch.outside = None
+            watch.in_mpi_call = None
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> None:
         """Gather to all ranks."""

@@ -6,6 +6,7 @@
     ├── DeviceError      missing or failed device, library or driver              (also a RuntimeError)
     ├── DecodeError      bytes that the codec cannot decode                       (also a ValueError)
     ├── FrameError       frame with an invalid header, length or checksum         (also a ValueError)
+    ├── ControlMessageError  malformed control message, or another version       (also a ValueError)
     ├── ScheduleError    schedule that cannot be read or fails verification       (also a ValueError)
     ├── AgreementError   ranks called a collective with different arguments       (also a ValueError)
     ├── PeerError        collective failed on another rank                        (also a RuntimeError)
@@ -20,6 +21,7 @@ from __future__ import annotations
 __all__ = [
     "AgreementError",
     "BufferSpecError",
+    "ControlMessageError",
     "DeadlockError",
     "DecodeError",
     "DeviceError",
@@ -60,6 +62,10 @@ class DecodeError(GpucompError, ValueError):
 
 class FrameError(GpucompError, ValueError):
     """A frame with an invalid header, length, sequence number or checksum."""
+
+
+class ControlMessageError(GpucompError, ValueError):
+    """A control message that is malformed, too long, or of another version."""
 
 
 class ScheduleError(GpucompError, ValueError):

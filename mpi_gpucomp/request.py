@@ -36,7 +36,7 @@ class Request:
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if it has completed; raise its error."""
         if not self._job.finished:
-            self._driver.turn()
+            self._driver.poll()
         return self._job.finished and self._finish()
 
     @property
@@ -156,7 +156,7 @@ class NativeRequest(Request):
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if it has completed; raise its error."""
         if not self._is_issued():
-            self._driver.turn()
+            self._driver.poll()
         return self._is_issued() and self._query("Test", status) and self._complete()
 
     def _is_issued(self) -> bool:

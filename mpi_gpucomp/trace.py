@@ -152,15 +152,15 @@ class ObservedEngine(Protocol):
         """Return since when (`time.monotonic`) the caller has been blocked without progress; None if it is not."""
         ...
 
-    def listen(self, kind: str, handler: Callable[..., None]) -> None:
-        """Call `handler(peer, *content)` for every control message of a kind."""
+    def listen(self, kind: str, handler: Callable[[int, int, str], None]) -> None:
+        """Call `handler(peer, number, text)` for every control message of a kind."""
         ...
 
-    def send_control(self, peer: int, kind: str, *content: int | str) -> None:
+    def send_control(self, peer: int, kind: str, number: int = 0, text: str = "") -> None:
         """Send a control message to a peer."""
         ...
 
-    def broadcast_control(self, kind: str, *content: int | str) -> None:
+    def broadcast_control(self, kind: str, number: int = 0, text: str = "") -> None:
         """Send a control message to all other ranks."""
         ...
 

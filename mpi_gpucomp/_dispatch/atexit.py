@@ -33,16 +33,16 @@ def _exit_runtime(runtime: Runtime) -> None:
     error = getattr(sys, "last_value", None)
     if error is None:
         until = time.monotonic() + DRAIN_SECONDS
-        runtime.driver.wait_until(lambda: runtime.engine.under_way is None or time.monotonic() > until)
+        runtime.driver.wait_until(lambda: runtime.engine.active_call is None or time.monotonic() > until)
     runtime.driver.close()
-    in_flight = runtime.engine.under_way or (error and runtime.engine.broken_off)
+    in_flight = runtime.engine.active_call or (error and runtime.engine.aborted_call)
     if in_flight:
         why = f"with {type(error).__name__}" if error else "without waiting for it"
         text = f"rank {runtime.rank} exits {why} during {in_flight}: aborting the job"
         print(text, file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
     if error is not None:
-        runtime.engine.leave(error)
+        runtime.engine.abort(error)
     runtime.transport.abandon()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import pickle
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mpi4py import MPI
 
+from mpi_gpucomp.engine.control_messages import EnvelopeMessage, encode
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.mpi import lost
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Envelope", "EnvelopeChannel", "MpiEnvelopes", "RailEnvelopes"]
 
-KIND = "envelope"
 _memory = MPI.memory.fromaddress
 
 
@@ -162,16 +161,16 @@ class RailEnvelopes:
         self._lock = threading.Lock()
         self._posted: deque[_PostedRecv] = deque()
         self._unexpected: deque[_Received] = deque()
-        engine.listen(KIND, self._on_envelope)
+        engine.handle(EnvelopeMessage, self._on_envelope)
 
     def send(self, address: int, nbytes: int, peer: int, tag: int) -> Envelope:
         """Send at once, as a control message."""
         self._check(peer, tag, "Send")
-        data = ctypes.string_at(address, nbytes)
+        message = EnvelopeMessage(tag, ctypes.string_at(address, nbytes))
         if peer == self.rank:
-            self._on_envelope(peer, tag, data)
+            self._on_envelope(peer, message)
         else:
-            self._transport.send_control(peer, pickle.dumps((KIND, tag, data)))
+            self._transport.send_control(peer, encode(message))
         return _SentEnvelope()
 
     def receive(self, address: int, room: int, source: int, tag: int) -> Envelope:
@@ -188,10 +187,10 @@ class RailEnvelopes:
                 posted.fill(found)
         return posted
 
-    def _on_envelope(self, source: int, tag: int, data: bytes) -> None:
-        arrived = _Received(source, tag, data)
+    def _on_envelope(self, source: int, message: EnvelopeMessage) -> None:
+        arrived = _Received(source, message.tag, message.data)
         with self._lock:
-            found = next((one for one in self._posted if one.matches(source, tag)), None)
+            found = next((one for one in self._posted if one.matches(source, message.tag)), None)
             if found is None:
                 self._unexpected.append(arrived)
             else:

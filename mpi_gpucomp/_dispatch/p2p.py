@@ -108,7 +108,7 @@ class MessageOperation:
         self._ready: Ready = lambda: True
         self._steps: Steps
 
-    def move(self) -> bool:
+    def progress(self) -> bool:
         """Progress as far as possible without waiting; return True if anything moved."""
         moved = False
         try:
@@ -709,8 +709,8 @@ class PointToPoint:
 
     def _woken(self, request: P2PRequest) -> P2PRequest:
         """Start a message and wake the progress thread, which goes on with it."""
-        self._driver.turn()
-        self._driver.push()
+        self._driver.poll()
+        self._driver.wake()
         return request
 
     # Passed-through messages
@@ -768,7 +768,7 @@ class P2PRequest(Request):
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if it has completed; raise its error."""
         if not self._has_ended():
-            self._driver.turn()
+            self._driver.poll()
         return self._has_ended() and self._end(status)
 
     def Cancel(self) -> None:

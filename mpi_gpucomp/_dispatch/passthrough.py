@@ -88,8 +88,8 @@ class Passthrough:
         """
         self._comm, self._engine, self._driver, self._on_rails = comm, engine, driver, on_rails
         self.derived_comms = derived_comms
-        self._watch = engine.watch
-        engine.watch.stuck_outside = self._on_mpi_hang
+        self._watch = engine.deadlock
+        engine.deadlock.on_mpi_hang = self._on_mpi_hang
         self._agreed: set[object] = set()
         """Classes of calls that all ranks have compared, or are comparing."""
         self._checks: dict[object, _Check] = {}
@@ -121,9 +121,9 @@ class Passthrough:
         check = self._new_check(call, plan)
         if check is not None:
             self._complete(check.job)
-            self._watch.steps += 1
+            self._watch.mpi_calls += 1
         else:
-            self._watch.note(_extent(call))
+            self._watch.count_mpi_call(_extent(call))
         comm = self.comm_for(call, plan)
         if mpi4py_accepts(call):
             self._call(call.method, call.args, comm)
@@ -141,15 +141,15 @@ class Passthrough:
         Then all ranks make the non-blocking call: MPI does not match it with a blocking one.
         """
         if self._driver.background:
-            self._watch.outside = method
+            self._watch.in_mpi_call = method
             try:
                 getattr(comm, method)(*args)
             finally:
-                self._watch.outside = None
+                self._watch.in_mpi_call = None
             return
         request = getattr(self._comm, f"I{method.lower()}")(*args)
         while not request.Test():
-            self._driver.turn()
+            self._driver.poll()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -161,9 +161,9 @@ class Passthrough:
             self._agreed.add("Barrier")
             check = self._checked("Barrier", "Barrier", "Barrier")
             self._complete(check.job)
-            self._watch.steps += 1
+            self._watch.mpi_calls += 1
         else:
-            self._watch.note(method_salt("Barrier"))
+            self._watch.count_mpi_call(method_salt("Barrier"))
         try:
             self._call("Barrier", (), self._comm)
         except MPI.Exception as error:
@@ -182,7 +182,7 @@ class Passthrough:
         request = NativeRequest(self._driver, (call, args), staging, self.check_dead, self.callback_of(call))
         deferred = _Deferred(check, own is not None, lambda: getattr(self._comm, call.title)(*args), request)
         if own is None:
-            self._watch.note(_extent(call))
+            self._watch.count_mpi_call(_extent(call))
         with self._lock:
             if check is None and not self._deferred:
                 request.issued(deferred.issue())
@@ -210,7 +210,7 @@ class Passthrough:
                 try:
                     if error is None:
                         head.request.issued(head.issue())
-                        self._watch.steps += head.compares
+                        self._watch.mpi_calls += head.compares
                 except Exception as failed:
                     error = failed
                 if error is not None:
@@ -227,7 +227,7 @@ class Passthrough:
                 callback()
             except Exception as error:
                 with self._driver.lock:
-                    self._engine.alarm(Job(AgreementCheck(call.title)), error)
+                    self._engine.fail_next_call(Job(AgreementCheck(call.title)), error)
                 raise
 
         return guarded
@@ -255,7 +255,7 @@ class Passthrough:
                 self.fast_path.clear()
             self._advance()
 
-        job.when_done = on_done
+        job.on_done = on_done
         return check
 
     def agree(self, topic: str, signature: str) -> None:
@@ -270,12 +270,12 @@ class Passthrough:
 
     def _on_mpi_hang(self, error: Exception) -> None:
         """End a native call that will never return: revoke it where MPI can, else abort the job with the reason."""
-        step = self._watch.steps
+        step = self._watch.mpi_calls
         with suppress(MPI.Exception, NotImplementedError):
             for comm in (self._comm, *self.derived_comms):
                 comm.Revoke()
         time.sleep(REVOKE_SECONDS)
-        if self._watch.outside is not None and self._watch.steps == step:
+        if self._watch.in_mpi_call is not None and self._watch.mpi_calls == step:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(1)
 
@@ -283,7 +283,7 @@ class Passthrough:
         """Raise RankFailedError instead of MPI's error if a rank is dead, and notify all ranks."""
         if means_death(error, self._comm):
             with self._driver.lock:
-                self._engine.give_up(lost(error, self._comm.rank, self._comm))
+                self._engine.fail_all(lost(error, self._comm.rank, self._comm))
                 assert self._engine.broken is not None
                 raise self._engine.broken from error
 

@@ -25,7 +25,7 @@ from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.layout import Layout
 from mpi_gpucomp.engine.progress import ProgressDriver
 from mpi_gpucomp.engine.scheduling import Job
-from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import settings as monitor_settings
 from mpi_gpucomp.monitor.detector import attach, ignore_messages
@@ -162,7 +162,7 @@ class Runtime:
                 order_after(blocks.buffer, coder.stream)
         name = call.options.get("name") or ""
         with self.driver.lock:
-            task = Task(
+            task = CollectiveTask(
                 algorithm,
                 Layout(algorithm.spec, sent, received, chunk),
                 dtype,
@@ -172,14 +172,14 @@ class Runtime:
                 name=call.collective,
                 op=call.op,
                 same_everywhere=call.collective in ("allreduce", "allgather"),
-                root_too=call.collective == "broadcast" and call.options.get("replicate", False),
-                plain=codec.name == "none",
+                update_root=call.collective == "broadcast" and call.options.get("replicate", False),
+                raw=codec.name == "none",
                 before=packed.pack if packed.needed else None,
                 after=packed.unpack if packed.needed else None,
             )
             priority = call.options.get("priority", 0)
             job = Job(task, plan.signature(call), name=name, priority=priority, everyone=call.counts is None)
-            job.when_done = self.names.completion_callback(name, call.options)
+            job.on_done = self.names.completion_callback(name, call.options)
         self.driver.submit(job, background=background)
         return job
 

@@ -1,1 +1,1 @@
-"""Runs schedules: tasks, their staging memory, and who turns the driver."""
+"""Runs schedules: agreement, scheduling, progress and failure of calls, and their tasks."""

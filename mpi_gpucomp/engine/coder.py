@@ -1,7 +1,7 @@
-"""Elements to frames in memory that the wire reaches, and back.
+"""Encodes elements into frames in memory that the wire can access, and decodes them.
 
-On the host, and on a GPU that the wire reaches, a frame is encoded where it is sent from. Otherwise the encoded bytes
-are copied to pinned memory: what crosses the bus is compressed too, and any MPI can send it.
+On the host, and with a GPU-aware wire, a frame is encoded where it is sent from. Otherwise the encoded bytes are copied
+to pinned memory: the traffic on the bus is compressed too, and any MPI library can send it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["INLINE_BYTES", "Coder"]
 
 HOST = cast(HostDevice, get_device("host"))
-PLAIN = Raw()
+RAW = Raw()
 INLINE_BYTES = 1 << 16
-"""Chunks below this size are best coded by the thread that waits for them."""
+"""Chunks below this size are encoded and decoded by the waiting thread."""
 
 
 class Coder:
-    """Encodes and decodes for one task, on one stream, so that what is queued later sees what was queued before."""
+    """Encodes and decodes for one task, in the order of one stream."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Coder:
         wire_reaches_gpu: bool = False,
         annotate: Annotate = no_annotation,
     ) -> None:
-        """Make a stream on the device where the elements are; on the host, `inline` saves small chunks a thread.
+        """Create a stream on the elements' device; on the host, `inline` runs it in the calling thread.
 
         `annotate(name, device)` returns a context that names the work queued in it, for profilers.
         """
@@ -63,37 +63,37 @@ class Coder:
         return frame.max_frame_bytes(self.codec, count, dtype)
 
     def memory(self, nbytes: int) -> Memory:
-        """Take memory for a frame: within reach of the wire and of the device."""
+        """Allocate memory for a frame that the wire and the device can access."""
         return self._device.alloc(nbytes) if self._direct else self._device.pinned(nbytes)
 
     def encode(self, source: Buffer, to: Memory, sequence: int, *, raw: bool = False) -> Waiting:
-        """Encode a chunk as a frame, or put it in one as it is (`raw`).
+        """Encode a chunk as a frame, or copy it into one (`raw`).
 
-        A generator that yields what it waits for and returns the frame's length.
+        A generator that yields the condition it waits for and returns the frame's length.
         """
         codec = self.codec if raw else (yield from self.codec.choose(source, self.stream))
-        near = to if self._direct else self._device.alloc(to.nbytes)
+        local = to if self._direct else self._device.alloc(to.nbytes)
         with self._encoding:
-            pending = frame.encode(codec, source, near, sequence, self.stream, raw=raw)
+            pending = frame.encode(codec, source, local, sequence, self.stream, raw=raw)
         yield pending.done
         nbytes = pending.result() or 0
         if self._device is HOST:
             return nbytes
-        if near is not to:
-            self.stream.copy(to.address, near.address, nbytes)
-            self.stream.release(near)
-        ready = self.stream.record()  # the header was written behind the payload
+        if local is not to:
+            self.stream.copy(to.address, local.address, nbytes)
+            self.stream.release(local)
+        ready = self.stream.record()  # the header was written after the payload
         yield ready.done
         ready.wait()
         return nbytes
 
     @property
     def works_in_place(self) -> bool:
-        """Say whether messages may leave and arrive where the elements are."""
+        """Return True if messages can be sent from and received into the elements' memory."""
         return self._device is HOST
 
     def copy(self, source: Buffer, to: Memory) -> Waiting:
-        """Copy a chunk as it is to where the wire reaches it; a generator like `encode`."""
+        """Copy a raw chunk to memory of the wire; a generator like `encode`."""
         self.stream.copy(to.address, source.address, source.nbytes)
         copied = self.stream.record()
         yield copied.done
@@ -101,42 +101,42 @@ class Coder:
         return source.nbytes
 
     def place(self, received: Memory, to: Buffer, op: str) -> Pending:
-        """Queue what has arrived as it is to be stored or reduced."""
-        near = received
+        """Queue the storing or reduction of a raw chunk."""
+        local = received
         if not self._direct and op != "replace":
-            near = self._device.alloc(received.nbytes)
-            self.stream.copy(near.address, received.address, received.nbytes)
-        pending = PLAIN.decode_reduce(near, received.nbytes, to, op, self.stream)
-        if near is not received:
-            self.stream.release(near)
+            local = self._device.alloc(received.nbytes)
+            self.stream.copy(local.address, received.address, received.nbytes)
+        pending = RAW.decode_reduce(local, received.nbytes, to, op, self.stream)
+        if local is not received:
+            self.stream.release(local)
         return pending
 
     def header(self, framed: Memory, where: str) -> FrameHeader:
-        """Read the header of a frame, such as one that was made here."""
+        """Read the header of a frame."""
         if self._direct and self._device is not HOST:
             return frame.read_header(framed, self.stream, where=where)
         return frame.parse(ctypes.string_at(framed.address, min(framed.nbytes, frame.HEADER_BYTES)), where=where)
 
     def open(self, received: Memory, where: str) -> FrameHeader:
-        """Read and check a frame that has arrived, header and payload."""
+        """Read the header of a received frame, and verify the payload."""
         header = self.header(received, where)
-        near = self.stream if self._direct and self._device is not HOST else self._inline
-        frame.verify(header, received, near, where=where)
+        local = self.stream if self._direct and self._device is not HOST else self._inline
+        frame.verify(header, received, local, where=where)
         return header
 
     def decode(self, header: FrameHeader, received: Memory, to: Buffer, op: str, sequence: int, where: str) -> Pending:
-        """Queue the decoding of a frame that has been opened."""
-        near = received
+        """Queue the decoding of an opened frame."""
+        local = received
         if not self._direct:
-            near = self._device.alloc(received.nbytes)
-            self.stream.copy(near.address, received.address, received.nbytes)
+            local = self._device.alloc(received.nbytes)
+            self.stream.copy(local.address, received.address, received.nbytes)
         codec = self.codec.decoder(header.wire_id)
         with self._decoding:
             pending = frame.decode(
-                codec, header, near, to, self.stream, op=op, sequence=sequence, where=where, verified=True
+                codec, header, local, to, self.stream, op=op, sequence=sequence, where=where, verified=True
             )
-        if near is not received:
-            self.stream.release(near)
+        if local is not received:
+            self.stream.release(local)
         return pending
 
     def close(self) -> None:

@@ -1,17 +1,26 @@
-"""Notices when the caller waits for something that will never come, in a collective or in MPI itself.
+"""Deadlock detection: a caller blocked in a collective or in a native MPI call that can never complete.
 
-When nothing has moved for a while, it asks all ranks what they wait for. If they wait for each other, it ends what they
-wait for, on all of them.
+Preemption makes every order in which collectives are started work. It cannot help ranks that wait for one collective
+before they start another one that a peer waits for. So when a caller has been blocked without progress for a while, the
+engine asks all ranks what they are blocked in. If they wait for each other, those calls fail on all ranks.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.engine.agreement import CallId
-from mpi_gpucomp.engine.failure import Stuck, deadlock
+from mpi_gpucomp.engine.control_messages import (
+    ControlMessage,
+    DeadlockFound,
+    DeadlockQuery,
+    DeadlockReply,
+    RankWait,
+    Wait,
+    encode,
+)
+from mpi_gpucomp.engine.failure import DeadlockedCall, deadlock_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,191 +29,190 @@ if TYPE_CHECKING:
     from mpi_gpucomp.engine.scheduling import Job
     from mpi_gpucomp.transport.base import Transport
 
-__all__ = ["LOW_BITS", "DeadlockDetector", "DeadlockProbe", "Status", "describe", "is_circular", "post_all"]
+__all__ = ["LOW_BITS", "DeadlockDetector", "DeadlockProbe", "WaitStatus", "broadcast", "describe", "is_circular"]
+
+REPLY_SECONDS = 2.0
+"""How long a rank has to reply before it counts as silent."""
+LOW_BITS = (1 << 61) - 1
+NATIVE_MPI = "native MPI"
+"""The name under which native MPI calls are counted."""
+GIVE_UP_TIMEOUTS = 10
+"""Timeouts after which a blocked call fails even if a deadlock cannot be proved."""
 
 
-# Is everybody waiting for everybody? Asks all ranks what they wait for, and judges.
-#
-# Preemption solves every order in which collectives are started. It cannot help ranks that wait for one collective
-# before
-# they start another which a peer waits for. That shows when all who should join are waiting themselves.
-
-ANSWER_SECONDS = 2.0
-"""How long a rank has to answer before it counts as one that does not."""
-
-
-class Status(NamedTuple):
-    """What a rank tells of itself: what it waits for (with a title to print), and how far it is with every name."""
+class WaitStatus(NamedTuple):
+    """What a rank is blocked in, with titles, and how often it has begun each name."""
 
     waits: dict[CallId, str]
     runs: dict[str, int]
 
-    def joined(self, call: CallId) -> bool:
-        """Say whether it has started this call."""
+    def has_joined(self, call: CallId) -> bool:
+        """Return True if the rank has begun this call."""
         return self.runs.get(call.name, 0) >= call.run
 
 
 class DeadlockProbe:
-    """One round of questions."""
+    """One query of all ranks."""
 
-    def __init__(self, number: int, size: int, rank: int, own: Status) -> None:
-        """Ask all but this rank."""
+    def __init__(self, number: int, size: int, rank: int, own: WaitStatus) -> None:
+        """Wait for the replies of all but this rank."""
         self.number = number
-        self._size, self._until = size, time.monotonic() + ANSWER_SECONDS
-        self.told: dict[int, Status] = {rank: own}
+        self._size, self._deadline = size, time.monotonic() + REPLY_SECONDS
+        self.replies: dict[int, WaitStatus] = {rank: own}
 
     @property
     def complete(self) -> bool:
-        """Say whether all have answered, or had their time."""
-        return len(self.told) == self._size or time.monotonic() > self._until
+        """Return True if all have replied, or the time is over."""
+        return len(self.replies) == self._size or time.monotonic() > self._deadline
 
 
-def _absent(told: Mapping[int, Status], size: int, call: CallId) -> list[int]:
-    return [rank for rank in range(size) if rank not in told or not told[rank].joined(call)]
+def _absent(replies: Mapping[int, WaitStatus], size: int, call: CallId) -> list[int]:
+    return [rank for rank in range(size) if rank not in replies or not replies[rank].has_joined(call)]
 
 
-def is_circular(told: Mapping[int, Status], size: int, rank: int) -> bool:
-    """Say whether everyone whom `rank` waits for, directly or not, waits as well: then nothing will ever move."""
-    circle, fresh = {rank}, [rank]
-    while fresh:
-        status = told.get(fresh.pop())
+def is_circular(replies: Mapping[int, WaitStatus], size: int, rank: int) -> bool:
+    """Return True if every rank that `rank` waits for, directly or not, is blocked too: a deadlock."""
+    reached, pending = {rank}, [rank]
+    while pending:
+        status = replies.get(pending.pop())
         if status is None or not status.waits:
             return False
         for call in status.waits:
-            absent = _absent(told, size, call)
+            absent = _absent(replies, size, call)
             if not absent:
                 return False
-            fresh += [other for other in absent if other not in circle]
-            circle.update(absent)
+            pending += [other for other in absent if other not in reached]
+            reached.update(absent)
     return True
 
 
-def describe(told: Mapping[int, Status], size: int) -> str:
-    """Say who waits for what, and who has not joined it."""
+def describe(replies: Mapping[int, WaitStatus], size: int) -> str:
+    """Describe which rank waits for which call, and who has not joined it."""
     parts = []
     for rank in range(size):
-        status = told.get(rank)
+        status = replies.get(rank)
         if status is None:
-            parts.append(f"rank {rank} does not answer")
+            parts.append(f"rank {rank} does not reply")
         elif not status.waits:
-            parts.append(f"rank {rank} waits for nothing here")
+            parts.append(f"rank {rank} is not blocked here")
         else:
-            parts += [f"rank {rank} waits for {title}{_who(told, size, call)}" for call, title in status.waits.items()]
+            parts += [
+                f"rank {rank} waits for {title}{_joined_by(replies, size, call)}"
+                for call, title in status.waits.items()
+            ]
     return "; ".join(parts)
 
 
-def _who(told: Mapping[int, Status], size: int, call: CallId) -> str:
-    absent = _absent(told, size, call)
+def _joined_by(replies: Mapping[int, WaitStatus], size: int, call: CallId) -> str:
+    absent = _absent(replies, size, call)
     if not absent:
-        return ", which all have joined"
+        return ", which all ranks have joined"
     many = len(absent) > 1
     return f", which rank{'s' * many} {', '.join(map(str, absent))} {'have' if many else 'has'} not joined"
 
 
-LOW_BITS = (1 << 61) - 1
-OUTSIDE = "MPI's own"
-"""The name by which calls that go straight to MPI are counted."""
-NEVER_COMES = 10
-"""Timeouts after which a rank that waits gives up even if it cannot prove that nothing will move."""
-
-
-def post_all(transport: Transport, *content: Any) -> None:
-    """Leave a letter for every other rank."""
-    letter = pickle.dumps(content)
+def broadcast(transport: Transport, message: ControlMessage) -> None:
+    """Send a control message to every other rank."""
+    data = encode(message)
     for peer in range(transport.size):
         if peer != transport.rank:
-            transport.send_control(peer, letter)
+            transport.send_control(peer, data)
 
 
 class DeadlockDetector:
-    """What the caller waits for, and since when."""
+    """Tracks what the caller is blocked in, and since when."""
 
     def __init__(
         self,
         transport: Transport,
-        roll: CallRegistry,
+        registry: CallRegistry,
         jobs: Mapping[CallId, Job],
         fail: Callable[[Job, Exception], None],
     ) -> None:
-        """Look at these jobs; `fail` ends one of them."""
-        self._transport, self._registry, self._jobs, self._fail = transport, roll, jobs, fail
-        self.outside: str | None = None
-        """What the caller is doing in MPI, on its own."""
-        self.steps = 0
-        """How many such calls there have been."""
-        self.trace = 0
-        """A number made of all of them, for ranks to compare."""
-        self.stuck_outside: Callable[[Exception], None] = _ignore
-        """What to do when the caller will never come back from there."""
-        self._seen_outside = 0, 0.0
-        self._moved_at, self._asked_at = time.monotonic(), 0.0
-        self._inquiry: DeadlockProbe | None = None
-        self._inquiries = 0
+        """Observe these jobs; `fail` ends one of them."""
+        self._transport, self._registry, self._jobs, self._fail = transport, registry, jobs, fail
+        self.in_mpi_call: str | None = None
+        """The native MPI call that the caller is in."""
+        self.mpi_calls = 0
+        """The number of native MPI calls so far."""
+        self.mpi_trace = 0
+        """Rolling hash of all of them, for ranks to compare."""
+        self.on_mpi_hang: Callable[[Exception], None] = _ignore
+        """Called when the caller will never return from its native MPI call."""
+        self._mpi_call_seen = 0, 0.0
+        self._progressed_at, self._queried_at = time.monotonic(), 0.0
+        self._probe: DeadlockProbe | None = None
+        self._probes = 0
 
-    def note(self, number: int) -> None:
-        """Count a call that goes straight to MPI, and add what it is to the trace of all such calls."""
-        self.trace = (self.trace * 31 + number) & LOW_BITS
-        self.steps += 1
+    def count_mpi_call(self, number: int) -> None:
+        """Count a native MPI call, and add `number`, which identifies it, to the trace."""
+        self.mpi_trace = (self.mpi_trace * 31 + number) & LOW_BITS
+        self.mpi_calls += 1
 
-    def moved(self) -> None:
-        """Take notice that something goes on."""
-        self._moved_at = time.monotonic()
+    def on_progress(self) -> None:
+        """Note that something has progressed."""
+        self._progressed_at = time.monotonic()
 
-    def status(self) -> Status:
-        """Return what this rank tells others of itself."""
+    def status(self) -> WaitStatus:
+        """Return what this rank is blocked in."""
         waits = {job.call: job.title for job in self._jobs.values() if job.waiters}
-        if self.outside is not None:
-            waits[CallId(OUTSIDE, self.steps)] = f"{self.outside} of MPI's own (number {self.steps})"
-        return Status(waits, self._registry.runs | {OUTSIDE: self.steps})
+        if self.in_mpi_call is not None:
+            waits[CallId(NATIVE_MPI, self.mpi_calls)] = f"native MPI {self.in_mpi_call} (call {self.mpi_calls})"
+        return WaitStatus(waits, self._registry.runs | {NATIVE_MPI: self.mpi_calls})
 
-    def waits_since(self) -> float | None:
-        """Return since when the caller has been waiting with nothing moving, if it has."""
-        if self.outside is None:
-            return self._moved_at if any(job.waiters for job in self._jobs.values()) else None
-        if self._seen_outside[0] != self.steps:
-            self._seen_outside = self.steps, time.monotonic()
-        return self._seen_outside[1]
+    def blocked_since(self) -> float | None:
+        """Return since when the caller has been blocked without progress; None if it is not."""
+        if self.in_mpi_call is None:
+            return self._progressed_at if any(job.waiters for job in self._jobs.values()) else None
+        if self._mpi_call_seen[0] != self.mpi_calls:
+            self._mpi_call_seen = self.mpi_calls, time.monotonic()
+        return self._mpi_call_seen[1]
 
-    def look(self, timeout: float) -> None:
-        """Ask all ranks what they wait for, when somebody here has waited for long; end it if nothing can move."""
-        now, since = time.monotonic(), self.waits_since()
+    def check(self, timeout: float) -> None:
+        """Query all ranks when the caller has been blocked for `timeout`; fail the calls of a deadlock."""
+        now, since = time.monotonic(), self.blocked_since()
         if since is None:
             return
-        if self._inquiry is None and now - max(since, self._asked_at) > timeout:
-            self._inquiries, self._asked_at = self._inquiries + 1, now
-            size, rank = self._transport.size, self._transport.rank
-            self._inquiry = DeadlockProbe(self._inquiries, size, rank, self.status())
-            post_all(self._transport, "ask", self._inquiries)
-        elif self._inquiry is not None and self._inquiry.complete:
-            self._judge(self._inquiry, now - since > NEVER_COMES * timeout)
-            self._inquiry = None
+        if self._probe is None and now - max(since, self._queried_at) > timeout:
+            self._probes, self._queried_at = self._probes + 1, now
+            self._probe = DeadlockProbe(self._probes, self._transport.size, self._transport.rank, self.status())
+            broadcast(self._transport, DeadlockQuery(self._probes))
+        elif self._probe is not None and self._probe.complete:
+            self._evaluate(self._probe, give_up=now - since > GIVE_UP_TIMEOUTS * timeout)
+            self._probe = None
 
-    def _judge(self, inquiry: DeadlockProbe, enough: bool) -> None:
+    def _evaluate(self, probe: DeadlockProbe, *, give_up: bool) -> None:
         size, rank = self._transport.size, self._transport.rank
-        if enough or is_circular(inquiry.told, size, rank):
-            calls = {other: list(status.waits) for other, status in inquiry.told.items()}
-            text = describe(inquiry.told, size)
-            post_all(self._transport, "stuck", text, calls)
-            self.hear_stuck(rank, text, calls)
+        if give_up or is_circular(probe.replies, size, rank):
+            waits = tuple(RankWait(other, *call) for other, status in probe.replies.items() for call in status.waits)
+            found = DeadlockFound(describe(probe.replies, size), waits)
+            broadcast(self._transport, found)
+            self.on_found(rank, found)
 
-    def hear_ask(self, peer: int, number: int) -> None:
-        """Tell a rank that asks."""
-        self._transport.send_control(peer, pickle.dumps(("tell", number, self.status())))
+    def on_query(self, peer: int, message: DeadlockQuery) -> None:
+        """Reply to a query."""
+        waits, runs = self.status()
+        listed = tuple(Wait(*call, title) for call, title in waits.items())
+        self._transport.send_control(peer, encode(DeadlockReply(message.number, listed, runs)))
 
-    def hear_tell(self, peer: int, number: int, status: Status) -> None:
-        """Take a rank's answer."""
-        if self._inquiry is not None and self._inquiry.number == number:
-            self._inquiry.told[peer] = status
+    def on_reply(self, peer: int, message: DeadlockReply) -> None:
+        """Take a reply."""
+        if self._probe is not None and self._probe.number == message.number:
+            waits = {CallId(wait.name, wait.run): wait.title for wait in message.waits}
+            self._probe.replies[peer] = WaitStatus(waits, message.runs)
 
-    def hear_stuck(self, peer: int, text: str, calls: dict[int, list[CallId]]) -> None:
-        """End what this rank was waiting for when it was asked."""
-        for call in calls.get(self._transport.rank, ()):
-            if call == CallId(OUTSIDE, self.steps) and self.outside is not None:
-                self.stuck_outside(deadlock(text, self._transport.rank))
+    def on_found(self, peer: int, message: DeadlockFound) -> None:
+        """Fail the calls that this rank was blocked in when it replied."""
+        for wait in message.waits:
+            if wait.rank != self._transport.rank:
+                continue
+            call = CallId(wait.name, wait.run)
+            if call == CallId(NATIVE_MPI, self.mpi_calls) and self.in_mpi_call is not None:
+                self.on_mpi_hang(deadlock_error(message.text, self._transport.rank))
             job = self._jobs.get(call)
             if job is not None:
-                self._fail(job, Stuck(text))
+                self._fail(job, DeadlockedCall(message.text))
 
 
 def _ignore(error: Exception) -> None:
-    """Do nothing about it."""
+    """Do nothing."""

@@ -1,21 +1,33 @@
-"""Runs the collectives of a communicator: who has joined, whose turn it is, what has failed.
+"""The engine of a communicator: which ranks have joined which call, which calls run, and what has failed.
 
-Ranks talk to each other in letters: that they join a call and how, that one has failed, what they wait for. The data
-itself moves in the tasks of the jobs that have a slot (`slots.py`).
+Ranks exchange control messages (`control_messages`): that they join a call and with what signature, that one has
+failed, what they are blocked in. The data moves in the tasks of the jobs that have a slot (`scheduling`).
 """
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.engine.agreement import CHANNELS, CallId, CallRegistry, Joined, Past
-from mpi_gpucomp.engine.deadlock import DeadlockDetector, post_all
-from mpi_gpucomp.engine.failure import Disagreement, Failure, Note, note_for
+from mpi_gpucomp.engine.agreement import CHANNELS, CallId, CallRegistry, CallResult
+from mpi_gpucomp.engine.control_messages import (
+    Abort,
+    ControlMessage,
+    DeadlockFound,
+    DeadlockQuery,
+    DeadlockReply,
+    FailureReport,
+    Join,
+    ObserverMessage,
+    clip,
+    decode,
+    encode,
+)
+from mpi_gpucomp.engine.deadlock import DeadlockDetector, broadcast
+from mpi_gpucomp.engine.failure import Failure, SignatureMismatch, report_for
 from mpi_gpucomp.engine.scheduling import Slots
-from mpi_gpucomp.errors import PeerError, RankFailedError
+from mpi_gpucomp.errors import ControlMessageError, PeerError, RankFailedError
 from mpi_gpucomp.trace import NO_OBSERVER, NO_TRACE, CallSnapshot, EngineSnapshot, Observer, Trace, WaitSnapshot
 
 if TYPE_CHECKING:
@@ -26,85 +38,82 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-FIRST_IN_LINE = 5
-"""Tries that the first collective gets in each round; the others get one."""
+HEAD_TRIES = 5
+"""Tries of the first running job in each poll; the others get one."""
 IDLE_POLLS = 3
 """Polls without progress after which the observer gets its `on_idle`."""
-_wrecks: list[Work] = []
-"""What was under way when an engine gave up: MPI may still write to its memory, so it is kept as long as MPI is."""
+_leaked: list[Work] = []
+"""Tasks in flight when an engine failed: MPI may still write to their memory, so they are kept for good."""
 
 
 class Engine:
     """The jobs of one communicator."""
 
     def __init__(self, transport: Transport, slots: int = 2, timeout: float | None = None) -> None:
-        """Let so many jobs run at once; after `timeout` seconds in which nothing moves, ask whether it ever will."""
+        """Run `slots` jobs at once; probe for a deadlock after `timeout` seconds without progress."""
         self.timeout = timeout
         self.broken: Exception | None = None
-        """Why nothing more can be done here."""
-        self.broken_off: str | None = None
-        """What was under way when this rank left, of its own accord: others may wait for it and never look up."""
+        """Why the communicator cannot be used any more."""
+        self.aborted_call: str | None = None
+        """The collective in progress when this rank aborted; peers blocked in it may never notice."""
         self._transport, self._registry, self._tag = transport, CallRegistry(), 0
         rank, size = transport.rank, transport.size
         self._others = frozenset(range(size)) - {rank}
         self._ring = frozenset({(rank - 1) % size, (rank + 1) % size} - {rank})
-        """The ranks before and behind this one: by them all ranks are compared, whatever the algorithm."""
-        self.to_tell: deque[Job] = deque()
-        """Jobs that are over, whose callbacks are to be called by whoever turns the engine."""
+        """Neighbours in a ring: they connect all ranks in the comparison of signatures, for any algorithm."""
+        self.callbacks: deque[Job] = deque()
+        """Completed jobs whose callbacks are still to be called, outside of the lock."""
         self.p2p_operations: list[P2POperation] = []
-        """What concerns this rank and a peer alone: it is moved in every turn, and dropped when it is done."""
-        self._alarm: PeerError | None = None
+        """Point-to-point operations, progressed in every poll and removed when done."""
+        self._pending_error: PeerError | None = None
         self._slots = Slots(transport, slots)
         self._jobs: dict[CallId, Job] = {}
         self._failures: dict[CallId, Failure] = {}
-        self.watch = DeadlockDetector(transport, self._registry, self._jobs, self._fail)
+        self.deadlock = DeadlockDetector(transport, self._registry, self._jobs, self._fail)
         self.trace: Trace = NO_TRACE
         self.observer: Observer = NO_OBSERVER
         self._idle_polls = 0
-        self._readers: dict[str, Callable[..., None]] = {
-            "join": self._hear_join,
-            "note": self._hear_note,
-            "answer": self._hear_answer,
-            "left": self._hear_left,
-            "ask": self.watch.hear_ask,
-            "tell": self.watch.hear_tell,
-            "stuck": self.watch.hear_stuck,
+        self._observer_handlers: dict[str, Callable[[int, int, str], None]] = {}
+        self._handlers: dict[type[Any], Callable[[int, Any], None]] = {
+            Join: self._on_join,
+            FailureReport: self._on_report,
+            Abort: self._on_abort,
+            DeadlockQuery: self.deadlock.on_query,
+            DeadlockReply: self.deadlock.on_reply,
+            DeadlockFound: self.deadlock.on_found,
+            ObserverMessage: self._on_observer_message,
         }
 
     def submit(self, job: Job) -> None:
-        """Add a job to the line, and tell its neighbours."""
+        """Queue a job, and join its call."""
         if self.broken:
             raise self.broken
         job.call = call = self._registry.begin(job.name)
-        job.task.title, job.trace = job.title, 0 if job.name else self.watch.trace
-        self.watch.moved()
-        job.task.call_trace = self.trace.begin(job.task.name, job.said)
+        job.task.title, job.trace = job.title, 0 if job.name else self.deadlock.mpi_trace
+        self.deadlock.on_progress()
+        job.task.call_trace = self.trace.begin(job.task.name, job.signature)
         job.needs = self._others if job.everyone else self._ring | job.task.neighbours
         self._jobs[call] = job
         failure = self._failures.get(call)
         if failure is not None:
             failure.join(job)
             return
-        letter = pickle.dumps(("join", call, Joined(job.said, job.task.tag, job.task.longest, job.trace)))
+        join = encode(Join(*call, job.signature, job.task.tag, job.task.longest, job.trace))
         for peer in job.needs:
-            self._transport.send_control(peer, letter)
+            self._transport.send_control(peer, join)
         self._slots.add(job)
-        if self._alarm is not None:
-            alarm, self._alarm = self._alarm, None
-            self._fail(job, alarm)
+        if self._pending_error is not None:
+            error, self._pending_error = self._pending_error, None
+            self._fail(job, error)
             return
-        for peer, joined in self._registry.heard(call).items():
+        for peer, joined in self._registry.joins(call).items():
             self._compare(job, peer, joined)
         self._slots.fill()
 
-    def listen(self, kind: str, reader: Callable[..., None]) -> None:
-        """Let somebody else read letters of another kind: called with who left it, and what follows its kind."""
-        self._readers[kind] = reader
-
     def free_tag(self) -> int:
-        """Return the first of as many tags as a task takes, none of which is in use on this rank.
+        """Return the first of `CHANNELS` tags that are not in use on this rank.
 
-        They are from the lower half of all tags; the upper one is left to messages between two ranks.
+        They are from the lower half of all tags; the upper half is for point-to-point messages.
         """
         used = {job.task.tag for job in self._jobs.values()}
         while True:
@@ -114,72 +123,72 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Say whether there is nothing to do."""
+        """Return True if there is nothing to do."""
         return not self._jobs and not self.p2p_operations
 
     @property
-    def under_way(self) -> str | None:
-        """Name a collective that is not complete, if there is one."""
+    def active_call(self) -> str | None:
+        """Return the title of a collective that has not completed, if there is one."""
         job = next(iter(self._jobs.values()), None)
         return job.title if job else None
 
     def progress(self, *, waiting: int = 0, naps: int = 0) -> bool:
-        """Go on with the running jobs; say if anything moved.
+        """Poll the transport and progress the running jobs; return True if anything progressed.
 
-        It is for a caller who waits (a number for each wait) or 0, and has taken so many naps so far.
+        `waiting` numbers the wait of a blocked caller, 0 if none is blocked; `naps` counts how often it has slept.
         """
         if self.broken is not None:
             return False
         try:
             self.observer.on_poll(waiting, naps)
-            moved = self._hear()
+            moved = self._recv_control()
             if self.p2p_operations:
-                moved |= self._run_errands()
+                moved |= self._progress_p2p()
             for place, job in enumerate(list(self._slots.running)):
-                moved |= self._go_on(job, FIRST_IN_LINE if place == 0 else 1)
+                moved |= self._progress_job(job, HEAD_TRIES if place == 0 else 1)
             self._slots.preempt()
             self._slots.fill()
             if self._failures:
-                moved |= self._settle_failures()
+                moved |= self._progress_failures()
         except RankFailedError as error:
-            self.give_up(error)
+            self.fail_all(error)
             return True
-        except BaseException as error:  # nobody knows how far it came: Ctrl-C, or a mistake of ours
-            self.leave(error)
+        except BaseException as error:  # Ctrl-C, a malformed message or a bug: the state is unknown
+            self.abort(error)
             if isinstance(error, Exception):
                 return True
             raise
         if moved:
-            self.watch.moved()
+            self.deadlock.on_progress()
             self._idle_polls = 0
             return True
         self._idle_polls += 1
         if self._idle_polls > IDLE_POLLS:
             self.observer.on_idle()
         if self.timeout is not None:
-            self.watch.look(self.timeout)
+            self.deadlock.check(self.timeout)
         return False
 
-    def _run_errands(self) -> bool:
+    def _progress_p2p(self) -> bool:
         moved = False
-        for errand in self.p2p_operations:
+        for operation in self.p2p_operations:
             try:
-                moved |= errand.move()
+                moved |= operation.progress()
             except RankFailedError:
                 raise
             except Exception as error:
-                errand.error, errand.done, moved = error, True, True
-        self.p2p_operations = [errand for errand in self.p2p_operations if not errand.done]
+                operation.error, operation.done, moved = error, True, True
+        self.p2p_operations = [operation for operation in self.p2p_operations if not operation.done]
         return moved
 
-    def _go_on(self, job: Job, tries: int) -> bool:
-        """Let a job move; notice its end, and its failure."""
+    def _progress_job(self, job: Job, tries: int) -> bool:
+        """Progress a job; end it if it has completed or failed."""
         moved = False
         try:
             for _ in range(tries):
-                moves = job.move()
-                moved |= moves
-                if job.task.done or not moves:
+                progressed = job.progress()
+                moved |= progressed
+                if job.task.done or not progressed:
                     break
         except (RankFailedError, KeyboardInterrupt):
             raise
@@ -192,27 +201,27 @@ class Engine:
         return moved
 
     def _close(self, job: Job, error: BaseException | None = None) -> None:
-        """Let go of a job that is over."""
+        """Complete a job."""
         del self._jobs[job.call]
         job.task.call_trace.end(failed=error is not None)
-        self._registry.end(job.call, Past(job.said, job.task.sent, job.trace))
+        self._registry.end(job.call, CallResult(job.signature, job.task.sent, job.trace))
         job.error = error
-        if job.when_done is None:
+        if job.on_done is None:
             job.finished = True
         else:
-            self.to_tell.append(job)
+            self.callbacks.append(job)
 
-    def alarm(self, job: Job, error: BaseException) -> None:
-        """Let all ranks hear that a callback has raised: this one as it waits, all in the next call that it joins.
+    def fail_next_call(self, job: Job, error: BaseException) -> None:
+        """Report an error of a callback: to the job's waiter, and to all ranks in the next call of this rank.
 
-        So every rank hears of it in the same call, and they stay in step.
+        So every rank gets it in the same call, and they stay in step.
         """
         job.error = job.error or error
-        self._alarm = PeerError(
+        self._pending_error = PeerError(
             f"callback of {job.title}",
-            expected="every rank's to succeed",
+            expected="success on every rank",
             got=f"{type(error).__name__}: {error}",
-            remedy="Mend the callback; the collective itself is complete.",
+            remedy="Fix the callback; the collective itself has completed.",
             rank=self._transport.rank,
         )
 
@@ -232,145 +241,174 @@ class Engine:
         """Return the number of ranks."""
         return self._transport.size
 
-    def send_control(self, peer: int, kind: str, *content: int | str) -> None:
-        """Send a control message to a peer, for the handler that listens to this kind there."""
-        self._transport.send_control(peer, pickle.dumps((kind, *content)))
+    def listen(self, kind: str, handler: Callable[[int, int, str], None]) -> None:
+        """Call `handler(peer, number, text)` for every observer message of a kind."""
+        self._observer_handlers[kind] = handler
 
-    def broadcast_control(self, kind: str, *content: int | str) -> None:
-        """Send a control message to all other ranks."""
-        post_all(self._transport, kind, *content)
+    def send_control(self, peer: int, kind: str, number: int = 0, text: str = "") -> None:
+        """Send an observer message to a peer."""
+        self._transport.send_control(peer, encode(ObserverMessage(kind, number, text)))
+
+    def broadcast_control(self, kind: str, number: int = 0, text: str = "") -> None:
+        """Send an observer message to all other ranks."""
+        broadcast(self._transport, ObserverMessage(kind, number, text))
 
     def blocked_since(self) -> float | None:
         """Return since when (`time.monotonic`) the caller has been blocked without progress; None if it is not."""
-        return self.watch.waits_since()
+        return self.deadlock.blocked_since()
 
     def snapshot(self) -> EngineSnapshot:
         """Return the state of all calls."""
-        status = self.watch.status()
+        status = self.deadlock.status()
         waits = tuple(WaitSnapshot(call.name, call.run, title) for call, title in status.waits.items())
         calls = tuple(_snapshot(job) for job in list(self._jobs.values()))
         failure = None if self.broken is None else f"{type(self.broken).__name__}: {self.broken}"
         return EngineSnapshot(status.runs, waits, calls, failure)
 
-    # Letters
+    # Control messages
 
-    def _hear(self) -> bool:
-        """Read the letters of other ranks; say whether any of them lets a job go on."""
-        heard = False
-        while (letter := self._transport.recv_control()) is not None:
-            peer, content = letter[0], pickle.loads(letter[1])
-            self._readers[content[0]](peer, *content[1:])
-            heard |= content[0] in ("join", "note", "answer")
-        return heard
+    def handle(self, message: type[ControlMessage], handler: Callable[[int, Any], None]) -> None:
+        """Call `handler(peer, message)` for every control message of a type."""
+        self._handlers[message] = handler
 
-    def _hear_join(self, peer: int, call: CallId, joined: Joined) -> None:
+    def _recv_control(self) -> bool:
+        """Handle control messages; return True if one may let a job progress."""
+        moved = False
+        while (received := self._transport.recv_control()) is not None:
+            peer, data = received
+            message = decode(data, peer, self._transport.rank)
+            handler = self._handlers.get(type(message))
+            if handler is None:
+                raise self._unexpected(peer, message, f"no {type(message).__name__} on this communicator", "one")
+            handler(peer, message)
+            moved |= isinstance(message, (Join, FailureReport))
+        return moved
+
+    def _unexpected(self, peer: int, message: ControlMessage, expected: str, got: str) -> ControlMessageError:
+        return ControlMessageError(
+            f"control message {type(message).__name__} from rank {peer}",
+            expected=expected,
+            got=got,
+            remedy="Use the same options of the communicator on every rank.",
+            rank=self._transport.rank,
+        )
+
+    def _on_observer_message(self, peer: int, message: ObserverMessage) -> None:
+        handler = self._observer_handlers.get(message.kind)
+        if handler is None:
+            known = ", ".join(sorted(self._observer_handlers)) or "none"
+            raise self._unexpected(peer, message, f"one of these kinds: {known}", repr(message.kind[:100]))
+        handler(peer, message.number, message.text)
+
+    def _on_join(self, peer: int, join: Join) -> None:
+        call = CallId(join.name, join.run)
         job = self._jobs.get(call)
         if job is not None:
-            self._compare(job, peer, joined)
-        elif not self._registry.begun(call):
-            self._registry.hear(call, peer, joined)
+            self._compare(job, peer, join)
+        elif not self._registry.has_begun(call):
+            self._registry.add_join(call, peer, join)
 
-    def _compare(self, job: Job, peer: int, joined: Joined) -> None:
-        """Take a neighbour's word, unless it is another one than ours."""
-        if (joined.said, joined.trace) != (job.said, job.trace):
-            self._fail(job, Disagreement())
+    def _compare(self, job: Job, peer: int, join: Join) -> None:
+        """Accept the join of a neighbour, unless its signature is different."""
+        if (join.signature, join.trace) != (job.signature, job.trace):
+            self._fail(job, SignatureMismatch())
             return
         job.needs -= {peer}
         job.task.call_trace.joined(peer)
-        job.longest = max(job.longest, joined.longest)
-        job.task.peer_tags[peer] = joined.tag
+        job.longest = max(job.longest, join.longest)
+        job.task.peer_tags[peer] = join.tag
 
-    def _hear_note(self, peer: int, call: CallId, note: Note) -> None:
+    def _on_report(self, peer: int, report: FailureReport) -> None:
+        call = CallId(report.name, report.run)
+        if report.answer:
+            if call in self._failures:
+                self._failures[call].on_report(peer, report)
+            return
         job = self._jobs.get(call)
-        if job is None and self._registry.begun(call):
-            past = self._registry.past(call)
-            self._transport.send_control(peer, pickle.dumps(("answer", call, note_for(peer, past))))
+        if job is None and self._registry.has_begun(call):
+            answer = report_for(peer, call, self._registry.result(call), answer=True)
+            self._transport.send_control(peer, encode(answer))
             return
         if job is not None:
             self._fail(job, None)
-        self._failure_of(call).hear(peer, note)
-
-    def _hear_answer(self, peer: int, call: CallId, note: Note) -> None:
-        """Take the note of a rank that is through with a call; unlike others it wants none in return."""
-        if call in self._failures:
-            self._failures[call].hear(peer, note)
+        self._failure_of(call).on_report(peer, report)
 
     # Failures
 
     def _failure_of(self, call: CallId) -> Failure:
-        """Return what is known of a call that has failed, from now on if not before."""
+        """Return the failure of a call, created on first use."""
         if call not in self._failures:
             self._failures[call] = Failure(call, self._transport, 30.0 if self.timeout is None else self.timeout)
         return self._failures[call]
 
     def _fail(self, job: Job, error: BaseException | None) -> None:
-        """Begin to fail a job together with all ranks."""
-        self.observer.on_failure(f"{type(error).__name__}: {error}" if error else f"{job.title} has failed elsewhere")
+        """Start to fail a job together with all ranks."""
+        self.observer.on_failure(f"{type(error).__name__}: {error}" if error else f"{job.title} failed on a peer")
         self._slots.remove(job)
         failure = self._failure_of(job.call)
         if failure.job is None:
             failure.join(job, error)
 
-    def _settle_failures(self) -> bool:
-        """Go on with what has failed; end the jobs of what is settled."""
+    def _progress_failures(self) -> bool:
+        """Progress the failures; end the jobs of those that are settled."""
         moved = False
         for call, failure in list(self._failures.items()):
-            moved |= failure.move()
+            moved |= failure.progress()
             if failure.settled and failure.job is not None:
                 del self._failures[call]
-                error = failure.verdict(failure.job.title)
+                error = failure.error(failure.job.title)
                 self._close(failure.job, error)
-                if isinstance(error, RankFailedError) or (failure.lost_each_other and isinstance(error, Exception)):
-                    self.give_up(error)
+                if isinstance(error, RankFailedError) or (failure.diverged and isinstance(error, Exception)):
+                    self.fail_all(error)
         return moved
 
-    def give_up(self, error: Exception) -> None:
-        """End everything: the ranks cannot reach or understand each other any more."""
+    def fail_all(self, error: Exception) -> None:
+        """Fail the communicator and everything in progress."""
         self.observer.on_failure(f"{type(error).__name__}: {error}")
         self.broken = self.broken or error
         self._transport.revoke()
         self._slots.clear()
         self._failures.clear()
         for job in list(self._jobs.values()):
-            job.task.halt()
-            _wrecks.append(job.task)
+            job.task.quiesce()
+            _leaked.append(job.task)
             self._close(job, self.broken)
-        for errand in self.p2p_operations:
-            errand.error, errand.done = self.broken, True
+        for operation in self.p2p_operations:
+            operation.error, operation.done = self.broken, True
         self.p2p_operations.clear()
 
-    def leave(self, error: BaseException) -> None:
-        """Give up for a reason that only this rank knows, and tell it to all."""
-        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    def abort(self, error: BaseException) -> None:
+        """Fail the communicator for a reason that only this rank knows, on all ranks."""
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if self.broken is None:
-            self.broken_off = self.under_way
+            self.aborted_call = self.active_call
             with suppress(RankFailedError):
-                post_all(self._transport, "left", why)
-            self.give_up(self._left(self._transport.rank, why))
+                broadcast(self._transport, Abort(clip(reason)))
+            self.fail_all(self._aborted(self._transport.rank, reason))
 
-    def _hear_left(self, peer: int, why: str) -> None:
-        error = self._left(peer, why)
-        self.give_up(error)
-        if self.watch.outside is not None:
-            self.watch.stuck_outside(error)
+    def _on_abort(self, peer: int, message: Abort) -> None:
+        error = self._aborted(peer, message.reason)
+        self.fail_all(error)
+        if self.deadlock.in_mpi_call is not None:
+            self.deadlock.on_mpi_hang(error)
 
-    def _left(self, peer: int, why: str) -> PeerError:
+    def _aborted(self, peer: int, reason: str) -> PeerError:
         return PeerError(
             "communicator",
-            expected="every rank to go on",
-            got=f"on rank {peer} {why}",
+            expected="no rank to abort",
+            got=f"on rank {peer} {reason}",
             remedy="Make a new communicator; this one cannot be used any more.",
             rank=self._transport.rank,
         )
 
 
 def _snapshot(job: Job) -> CallSnapshot:
-    state = "running" if job.started else "waiting for its turn" if not job.needs else "waiting for ranks to join"
+    state = "running" if job.started else "waiting for a slot" if not job.needs else "waiting for ranks to join"
     return CallSnapshot(
         job.call.name,
         job.call.run,
         job.title,
-        job.said,
+        job.signature,
         absent=tuple(sorted(job.needs)),
         waited_for=job.waiters > 0,
         state=state,

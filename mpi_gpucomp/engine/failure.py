@@ -1,18 +1,18 @@
-"""Failing together: when a call goes wrong on one rank, it ends on all, with nothing left on the way.
+"""Failing together: a call that fails on one rank ends on all, with nothing left in flight.
 
-The rank that has failed tells all others, with what it said of the call and how many messages it has sent them. Each
-that hears of it stops too and tells all others in turn. Then everybody receives, and throws away, what is still on its
-way, so that no send waits for ever and no later call meets a message of this one; and the error that it raises can
-say who said what.
+The rank that has failed reports to all others its signature, its error and how many messages it has sent them. Each
+rank that receives a report stops too and reports to all others. Then every rank receives and drops what is still in
+flight, so that no send blocks forever and no later call receives a message of this one. The error of each rank can say
+which rank had which signature.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from mpi_gpucomp.engine.agreement import Past
+from mpi_gpucomp.engine.agreement import CallResult
+from mpi_gpucomp.engine.control_messages import FailureReport, clip, encode
 from mpi_gpucomp.errors import AgreementError, DeadlockError, GpucompError, PeerError, RankFailedError
 
 if TYPE_CHECKING:
@@ -22,168 +22,158 @@ if TYPE_CHECKING:
     from mpi_gpucomp.engine.scheduling import Job
     from mpi_gpucomp.transport.base import Transport
 
-__all__ = ["Disagreement", "Failure", "Note", "Stuck", "deadlock", "note_for", "who_said_what"]
+__all__ = ["DeadlockedCall", "Failure", "SignatureMismatch", "deadlock_error", "report_for"]
 
 GRACE = 1.0
-"""Seconds in which a rank that has not joined a failed call yet may come, and be heard by the others."""
+"""Seconds in which a rank that has not joined a failed call may still join it, and be heard by the others."""
 
 
-class Disagreement(Exception):
-    """A neighbour has said something else of the call."""
+class SignatureMismatch(Exception):
+    """A neighbour has joined the call with another signature."""
 
 
-class Stuck(Exception):
-    """The ranks wait for each other; the text says who for what."""
+class DeadlockedCall(Exception):
+    """The ranks wait for each other; the text names them and their calls."""
 
 
-class Note(NamedTuple):
-    """What one rank tells another of a failed call: what it said, what went wrong there (or that nothing did)."""
-
-    said: str | None
-    kind: str | None
-    text: str
-    sent: dict[int, int]
-    """Messages that it has sent to the one who reads this, by channel."""
-    trace: int | None
-    """What it did before, see `Joined`; None if it was not there."""
-
-
-def note_for(peer: int, past: Past | None, error: BaseException | None = None) -> Note:
-    """Write the note for one peer, of what this rank did in the call, if it was there."""
-    kind, text = (type(error).__name__, str(error)) if error else (None, "")
-    if past is None:
-        return Note(None, kind, text, {}, None)
-    here = {channel: count for (to, channel), count in past.sent.items() if to == peer}
-    return Note(past.said, kind, text, here, past.trace)
+def report_for(
+    peer: int, call: CallId, result: CallResult | None, error: BaseException | None = None, *, answer: bool = False
+) -> FailureReport:
+    """Make the report for one peer; `result` is what this rank did in the call, None if it has not joined."""
+    kind, text = (type(error).__name__, clip(str(error))) if error else (None, "")
+    if result is None:
+        return FailureReport(*call, answer, None, kind, text, {}, None)
+    sent = {channel: count for (to, channel), count in result.sent.items() if to == peer}
+    return FailureReport(*call, answer, result.signature, kind, text, sent, result.trace)
 
 
 class Failure:
-    """A call that has failed on some rank: what is known of it, until nothing of it is left."""
+    """A call that has failed on some rank, until all ranks have reported and nothing is in flight."""
 
     def __init__(self, call: CallId, transport: Transport, timeout: float) -> None:
-        """Start with what is known here; peers have `timeout` seconds to answer."""
+        """Start without reports; peers have `timeout` seconds to report."""
         self.call, self._transport = call, transport
         self.job: Job | None = None
         self.settled = False
-        """Whether all ranks have answered and nothing is on its way any more."""
-        self._left_over = False
+        """Whether all ranks have reported and nothing is in flight any more."""
+        self._undrained = False
         self._error: BaseException | None = None
-        self._notes: dict[int, Note] = {}
+        self._reports: dict[int, FailureReport] = {}
         now = time.monotonic()
-        self._answer_by, self._give_up = now + GRACE, now + GRACE + timeout
+        self._report_by, self._give_up = now + GRACE, now + GRACE + timeout
 
     def join(self, job: Job, error: BaseException | None = None) -> None:
-        """Stop a job of this rank, for an error of its own or because another rank has one, and tell all."""
+        """Stop this rank's job, for its own error or because another rank has one, and report to all."""
         self.job, self._error = job, error
         job.task.abandon()
-        self._tell(Past(job.said, job.task.sent, job.trace), error)
+        self._report(CallResult(job.signature, job.task.sent, job.trace), error)
 
-    def hear(self, peer: int, note: Note) -> None:
-        """Take a peer's note; one that has told its error may answer again, when it is through with the call."""
-        if note.kind or not (peer in self._notes and self._notes[peer].kind):
-            self._notes[peer] = note
+    def on_report(self, peer: int, report: FailureReport) -> None:
+        """Take a peer's report; a rank that has reported its error may answer again when it has ended the call."""
+        if report.error or not (peer in self._reports and self._reports[peer].error):
+            self._reports[peer] = report
 
-    def move(self) -> bool:
-        """Go on; say whether it is settled now, and was not before."""
+    def progress(self) -> bool:
+        """Make progress; return True if the failure has just been settled."""
         if self.settled:
             return False
         now = time.monotonic()
-        if self._transport.rank not in self._notes and now > self._answer_by:
-            self._tell(None)
-        if len(self._notes) < self._transport.size and now < self._give_up:
+        if self._transport.rank not in self._reports and now > self._report_by:
+            self._report(None)
+        if len(self._reports) < self._transport.size and now < self._give_up:
             return False
-        if self.job is not None and not self.job.task.wind_down(self._owed()):
+        if self.job is not None and not self.job.task.drain(self._owed()):
             if now < self._give_up:
                 return False
-            self._left_over = True
+            self._undrained = True
         self.settled = True
         return True
 
-    def _tell(self, past: Past | None, error: BaseException | None = None) -> None:
+    def _report(self, result: CallResult | None, error: BaseException | None = None) -> None:
         for peer in range(self._transport.size):
-            note = note_for(peer, past, error)
+            report = report_for(peer, self.call, result, error)
             if peer == self._transport.rank:
-                self._notes[peer] = note
+                self._reports[peer] = report
             else:
-                self._transport.send_control(peer, pickle.dumps(("note", self.call, note)))
+                self._transport.send_control(peer, encode(report))
 
     def _owed(self) -> dict[tuple[int, int], int]:
         """Return how many messages have been sent to this rank, by peer and channel."""
-        return {(peer, channel): n for peer, note in self._notes.items() for channel, n in note.sent.items()}
+        return {(peer, channel): n for peer, report in self._reports.items() for channel, n in report.sent.items()}
 
     @property
     def missing(self) -> list[int]:
-        """Return the ranks that have not answered."""
-        return [rank for rank in range(self._transport.size) if rank not in self._notes]
+        """Return the ranks that have not reported."""
+        return [rank for rank in range(self._transport.size) if rank not in self._reports]
 
-    def verdict(self, title: str) -> BaseException:
+    def error(self, title: str) -> BaseException:
         """Make the error that this rank raises."""
-        wrong = {note.kind: note.text for note in self._notes.values() if note.kind}
-        if self.missing or self._left_over:
-            return self._no_end(title)
-        if Stuck.__name__ in wrong:
-            return deadlock(wrong[Stuck.__name__], self._transport.rank)
-        if Disagreement.__name__ in wrong:
-            return self._disagreement(title)
+        errors = {report.error: report.text for report in self._reports.values() if report.error}
+        if self.missing or self._undrained:
+            return self._unsettled(title)
+        if DeadlockedCall.__name__ in errors:
+            return deadlock_error(errors[DeadlockedCall.__name__], self._transport.rank)
+        if SignatureMismatch.__name__ in errors:
+            return self._mismatch(title)
         if self._error is not None:
             return self._error
-        return self._elsewhere(title)
+        return self._peer_error(title)
 
-    def _disagreement(self, title: str) -> GpucompError:
-        said = {rank: note.said or "has not called it yet" for rank, note in sorted(self._notes.items())}
-        if self.lost_each_other:
-            said = {rank: f"{text}, after other small calls" for rank, text in said.items()}
+    def _mismatch(self, title: str) -> GpucompError:
+        signatures = {rank: report.signature or "not called yet" for rank, report in sorted(self._reports.items())}
+        if self.diverged:
+            signatures = {rank: f"{text}, after other native MPI calls" for rank, text in signatures.items()}
         same = "Pass the same count, type, root, operation, codec, chunk and algorithm on every rank."
         return AgreementError(
             title,
-            expected="the same calls on every rank" if self.lost_each_other else "the same call on every rank",
-            got=who_said_what(said),
-            remedy=f"{same} This communicator cannot be used any more." if self.lost_each_other else same,
+            expected="the same calls on every rank" if self.diverged else "the same call on every rank",
+            got=_by_rank(signatures),
+            remedy=f"{same} This communicator cannot be used any more." if self.diverged else same,
             rank=self._transport.rank,
         )
 
     @property
-    def lost_each_other(self) -> bool:
-        """Say whether the ranks have called MPI differently before: what is on its way there is for nobody."""
-        return len({note.trace for note in self._notes.values()} - {None}) > 1
+    def diverged(self) -> bool:
+        """Return True if the ranks made different native MPI calls before, whose messages cannot match any more."""
+        return len({report.trace for report in self._reports.values()} - {None}) > 1
 
-    def _elsewhere(self, title: str) -> GpucompError:
-        wrong = {rank: note for rank, note in sorted(self._notes.items()) if note.kind}
+    def _peer_error(self, title: str) -> GpucompError:
+        errors = {rank: report for rank, report in sorted(self._reports.items()) if report.error}
         return PeerError(
             title,
-            expected="every rank to carry it out",
-            got="; ".join(f"on rank {rank} {note.kind}: {note.text.removesuffix('.')}" for rank, note in wrong.items()),
-            remedy="Mend what went wrong there. The output here is not complete; the communicator can be used on.",
+            expected="success on every rank",
+            got="; ".join(f"on rank {rank} {one.error}: {one.text.removesuffix('.')}" for rank, one in errors.items()),
+            remedy="Fix the error there. The output here is incomplete; the communicator can still be used.",
             rank=self._transport.rank,
         )
 
-    def _no_end(self, title: str) -> GpucompError:
-        silent = f"no answer from {', '.join(f'rank {rank}' for rank in self.missing)}"
+    def _unsettled(self, title: str) -> GpucompError:
+        silent = f"no report from {', '.join(f'rank {rank}' for rank in self.missing)}"
         error = RankFailedError(
             title,
-            expected="every rank to answer after it failed, and what they sent to arrive",
-            got=silent if self.missing else "messages that are still on their way",
-            remedy="Make a new communicator without them; this one cannot be used any more.",
+            expected="every rank to report after it failed, and all messages to arrive",
+            got=silent if self.missing else "messages still in flight",
+            remedy="Make a new communicator without the failed ranks; this one cannot be used any more.",
             rank=self._transport.rank,
         )
         error.__cause__ = self._error
         return error
 
 
-def deadlock(text: str, rank: int) -> DeadlockError:
+def deadlock_error(text: str, rank: int) -> DeadlockError:
     """Make the error of ranks that wait for each other."""
     return DeadlockError(
         "collectives",
-        expected="every rank to join what the others wait for",
+        expected="every rank to join the calls that others wait for",
         got=text,
         remedy="Start collectives before waiting for others, or wait for them in the same order on every rank.",
         rank=rank,
     )
 
 
-def who_said_what(sayings: Mapping[int, str]) -> str:
-    """Write what each rank said, those who said the same together."""
+def _by_rank(texts: Mapping[int, str]) -> str:
+    """List the text of each rank, grouping ranks with the same one."""
     ranks: dict[str, list[str]] = {}
-    for rank, said in sayings.items():
-        ranks.setdefault(said, []).append(str(rank))
-    return "; ".join(f"rank{'s' * (len(who) > 1)} {', '.join(who)}: {said}" for said, who in ranks.items())
+    for rank, text in texts.items():
+        ranks.setdefault(text, []).append(str(rank))
+    return "; ".join(f"rank{'s' * (len(who) > 1)} {', '.join(who)}: {text}" for text, who in ranks.items())

@@ -1,4 +1,4 @@
-"""The messages of one task: what arrives and leaves in each lane, and how it all comes to an end after a failure."""
+"""The transfers of one task: sends and receives of each lane, and how they are drained after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpi_gpucomp.trace import NO_CALL_TRACE, RECV, SEND, CallTrace, InFlight
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from mpi_gpucomp.engine.staging import Frame, Staging
+    from mpi_gpucomp.engine.staging import Slot, Staging
     from mpi_gpucomp.schedule.ir import Lane, Place
     from mpi_gpucomp.transport.base import Transfer, Transport
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 __all__ = ["AHEAD", "LaneIO", "LaneState"]
 
 AHEAD = 2
-"""Messages that a lane has room for before it needs them."""
+"""Receives that a lane posts ahead."""
 DEPTH = 8
-"""Messages that a lane has on their way at most: to announce hundreds at once would keep MPI from sending the first."""
+"""Sends of a lane in flight: hundreds of announced messages would delay the first in MPI."""
 QUICK = 1e-3
-"""Seconds between messages below which none is worth waiting for: memory that ranks share, or a fast wire."""
+"""Seconds between messages below which a second receive is posted at once: shared memory, or a fast link."""
 
 
 class LaneState:
-    """What one lane has on the wire, and what it waits for."""
+    """The transfers of one lane, and what it waits for."""
 
-    def __init__(self, lane: Lane, staging: Staging, loops: int, landings: list[Place | None]) -> None:
-        """Expect as many messages in each loop as there are `landings`: where each goes, or None for a frame."""
-        self.lane, self.staging, self.landings = lane, staging, landings
-        self.expected = self._messages = loops * len(landings)
-        self.arriving: deque[tuple[Transfer, Frame]] = deque()
-        self.leaving: deque[tuple[Transfer, Frame]] = deque()
+    def __init__(self, lane: Lane, staging: Staging, loops: int, targets: list[Place | None]) -> None:
+        """Expect one message in each loop for every target: its place in the output, or None for a staging slot."""
+        self.lane, self.staging, self.targets = lane, staging, targets
+        self.expected = self._messages = loops * len(targets)
+        self.arriving: deque[tuple[Transfer, Slot]] = deque()
+        self.leaving: deque[tuple[Transfer, Slot]] = deque()
         self.moves: Moves
         self.ready: Ready | None = _always
         self.chunk = 0
-        """The chunk that it is at, for errors."""
+        """The current chunk, for errors."""
         self.number = self.left = self.taken = 0
-        """Which lane it is, and how many messages have left and were taken, for records."""
+        """The lane's number, and its completed sends and receives, for the trace."""
         self._taken_at, self._interval = -inf, inf
 
-    def wants_room(self) -> bool:
-        """Say whether it is time to have room for another message.
+    def wants_receive(self) -> bool:
+        """Return True if it is time to post another receive.
 
-        While one is under way, the next one is asked for when about half of it should be there. Without that the wire
-        would stand still for as long as it takes to agree on the next message. With both from the start MPI would send
-        them side by side, and the first would be there no sooner than the second.
+        While one is in flight, the next is posted when about half of it should have arrived. Without it the link would
+        idle during the rendezvous of the next message. With both from the start MPI would interleave them, and the
+        first would arrive no sooner than the second.
         """
         if not self.arriving:
             return True
@@ -59,110 +59,110 @@ class LaneState:
             return False
         return self._interval < QUICK or perf_counter() - self._taken_at > self._interval / 2
 
-    def take(self) -> tuple[Transfer, Frame]:
-        """Return the next message, which is there, and note how long messages take."""
+    def take(self) -> tuple[Transfer, Slot]:
+        """Return the next message, which has arrived, and measure the interval of messages."""
         now = perf_counter()
         self._interval, self._taken_at = max(0.0, now - self._taken_at), now
         return self.arriving.popleft()
 
     def has_message(self) -> bool:
-        """Say whether the next message is there."""
+        """Return True if the next message has arrived."""
         return bool(self.arriving) and self.arriving[0][0].done()
 
     def has_begun(self) -> bool:
-        """Say whether a part of the next message is there."""
+        """Return True if a part of the next message has arrived."""
         return bool(self.arriving) and self.arriving[0][0].begun()
 
     def may_send(self) -> bool:
-        """Say whether there is room on the way for another message."""
+        """Return True if another send may be posted."""
         return len(self.leaving) < DEPTH
 
     def wait_from_now(self) -> None:
-        """Note, for the monitor, since when the lane cannot go on without the next message."""
+        """Record, for the trace, that the lane is blocked on the next message."""
         if self.arriving and not self.arriving[0][0].waited:
             self.arriving[0][0].waited = perf_counter_ns()
 
-    def next_landing(self) -> tuple[int, Place | None]:
-        """Return the loop of the next message that there is no room for yet, and where it goes."""
-        loop, number = divmod(self._messages - self.expected, len(self.landings))
-        return loop, self.landings[number]
+    def next_target(self) -> tuple[int, Place | None]:
+        """Return loop and target of the next message without a posted receive."""
+        loop, number = divmod(self._messages - self.expected, len(self.targets))
+        return loop, self.targets[number]
 
 
 class LaneIO:
-    """The lanes of one task, and the tags of its messages."""
+    """The lanes of one task, and the tags of their messages."""
 
     def __init__(self, transport: Transport, tag: int) -> None:
-        """Listen on tags from this one on, one for each channel."""
+        """Receive on tags from this one on, one for each channel."""
         self._transport, self._tag = transport, tag
         self.lanes: list[LaneState] = []
         self.peer_tags: dict[int, int] = {}
-        """The first tag that each peer listens on; one that is not here listens on ours."""
+        """The first tag that each peer receives on; others use ours."""
         self.sent: Counter[tuple[int, int]] = Counter()
-        """How many messages have left, by peer and channel."""
+        """Messages sent, by peer and channel."""
         self.call_trace: CallTrace = NO_CALL_TRACE
         self._taken: Counter[tuple[int, int]] = Counter()
         self._discarding: list[Transfer] = []
 
-    def listen(self, state: LaneState, room: Callable[[LaneState], Frame | None]) -> None:
-        """Have room ready for the next messages of a lane."""
+    def post_receives(self, state: LaneState, make_slot: Callable[[LaneState], Slot | None]) -> None:
+        """Post receives for the next messages of a lane."""
         peer = state.lane.receive
-        while peer is not None and state.expected and state.wants_room():
-            frame = room(state)
-            if frame is None:
+        while peer is not None and state.expected and state.wants_receive():
+            slot = make_slot(state)
+            if slot is None:
                 return
             tag = self._tag + state.lane.channel
-            transfer = self._transport.receive(peer, tag, frame.memory.address, frame.memory.nbytes)
+            transfer = self._transport.receive(peer, tag, slot.memory.address, slot.memory.nbytes)
             transfer.posted = perf_counter_ns()
-            state.arriving.append((transfer, frame))
+            state.arriving.append((transfer, slot))
             state.expected -= 1
 
-    def take(self, state: LaneState) -> Frame:
-        """Return the next message of a lane, which is there."""
-        transfer, frame = state.take()
+    def take(self, state: LaneState) -> Slot:
+        """Return the next message of a lane, which has arrived."""
+        transfer, slot = state.take()
         self._taken[state.lane.receive or 0, state.lane.channel] += 1
-        frame.nbytes = transfer.nbytes
+        slot.nbytes = transfer.nbytes
         state.taken += 1
         peer, nbytes = state.lane.receive or 0, transfer.nbytes
         self.call_trace.received(
             peer, transfer.posted, transfer.waited, nbytes, state.number, state.taken, transfer.rail
         )
-        return frame
+        return slot
 
-    def post(self, state: LaneState, frame: Frame) -> None:
-        """Send a frame, which lets go of it once it has left."""
+    def post(self, state: LaneState, slot: Slot) -> None:
+        """Send a frame; the slot is released when the send has completed."""
         peer, tag = self._next(state)
-        transfer = self._transport.send(peer, tag, frame.memory.address, frame.nbytes)
+        transfer = self._transport.send(peer, tag, slot.memory.address, slot.nbytes)
         transfer.posted = perf_counter_ns()
-        self._leave(state, transfer, frame)
+        self._leave(state, transfer, slot)
 
     def relay(self, state: LaneState) -> bool:
-        """Send on the message that has begun to arrive, as it does; say whether that can be."""
-        received, frame = state.arriving[0]
+        """Relay the message that has begun to arrive; return False where the transport cannot."""
+        received, slot = state.arriving[0]
         transfer = self._transport.relay(received, *self._next(state))
         if transfer is not None:
-            self._leave(state, transfer, frame.hold())
+            self._leave(state, transfer, slot.hold())
         return transfer is not None
 
     def _next(self, state: LaneState) -> tuple[int, int]:
-        """Return who a lane sends to, and by which tag."""
+        """Return the peer and tag of a lane's sends."""
         peer = state.lane.send
         assert peer is not None
         return peer, self.peer_tags.get(peer, self._tag) + state.lane.channel
 
-    def _leave(self, state: LaneState, transfer: Transfer, frame: Frame) -> None:
+    def _leave(self, state: LaneState, transfer: Transfer, slot: Slot) -> None:
         self.sent[state.lane.send or 0, state.lane.channel] += 1
-        state.leaving.append((transfer, frame))
+        state.leaving.append((transfer, slot))
 
-    def settle(self, state: LaneState) -> bool:
-        """Let go of frames that have been sent; say whether there were any."""
+    def release_sent(self, state: LaneState) -> bool:
+        """Release the slots of completed sends; return True if there were any."""
         moved = False
         while state.leaving and state.leaving[0][0].done():
-            transfer, frame = state.leaving.popleft()
+            transfer, slot = state.leaving.popleft()
             state.left += 1
             self.call_trace.sent(
-                state.lane.send or 0, transfer.posted, frame.nbytes, state.number, state.left, transfer.rail
+                state.lane.send or 0, transfer.posted, slot.nbytes, state.number, state.left, transfer.rail
             )
-            frame.release()
+            slot.release()
             moved = True
         return moved
 
@@ -170,32 +170,32 @@ class LaneIO:
         """Return the transfers that have not completed."""
         for state in self.lanes:
             to, source = state.lane.send or 0, state.lane.receive or 0
-            # What is sent on while it arrives is not the next link's to answer for until all of it is here.
-            for transfer, frame in ((one, frame) for one, frame in list(state.leaving) if one.posted):
-                yield InFlight(SEND, to, transfer.rail, transfer.posted, 0, frame.nbytes)
+            # A relayed message does not count for the next link until all of it has arrived here.
+            for transfer, slot in ((one, slot) for one, slot in list(state.leaving) if one.posted):
+                yield InFlight(SEND, to, transfer.rail, transfer.posted, 0, slot.nbytes)
             for transfer, _ in list(state.arriving):
                 yield InFlight(RECV, source, transfer.rail, transfer.posted, transfer.waited, 0)
 
     def suspend(self) -> None:
-        """Give back the memory that only waits for messages; what has arrived or is leaving stays."""
+        """Cancel unmatched receives and release their slots; other transfers continue."""
         for state in self.lanes:
             while state.arriving and state.arriving[-1][0].cancel():
                 state.arriving.pop()[1].release()
                 state.expected += 1
 
-    def wind_down(self, owed: Mapping[tuple[int, int], int]) -> bool:
-        """Throw away what peers have sent (`owed`, by peer and channel); say whether nothing is on its way any more."""
+    def drain(self, owed: Mapping[tuple[int, int], int]) -> bool:
+        """Drop what peers have sent (`owed`, by peer and channel); return True if nothing is in flight any more."""
         for state in self.lanes:
             self._taken[state.lane.receive or 0, state.lane.channel] += len(state.arriving)
             self._discarding += [transfer for transfer, _ in state.arriving]
             state.arriving.clear()
-        self._discarding += self._discarded(owed)  # before anything leaves: the peers may wait for just that
+        self._discarding += self._discarded(owed)  # before testing sends: the peers may wait for just that
         self._discarding = [transfer for transfer in self._discarding if not transfer.done()]
         leaving = [transfer for state in self.lanes for transfer, _ in state.leaving if not transfer.done()]
         return not self._discarding and not leaving and all(owed[key] <= self._taken[key] for key in owed)
 
     def _discarded(self, owed: Mapping[tuple[int, int], int]) -> Iterator[Transfer]:
-        """Start to receive, for nobody, what has been sent and not taken."""
+        """Receive and drop messages that were sent and not taken."""
         for (peer, channel), count in owed.items():
             while self._taken[peer, channel] < count:
                 transfer = self._transport.discard(peer, self._tag + channel)
@@ -204,12 +204,12 @@ class LaneIO:
                 self._taken[peer, channel] += 1
                 yield transfer
 
-    def reclaim(self) -> None:
-        """Take all memory back, now that nothing is on its way."""
+    def free(self) -> None:
+        """Release all memory, now that nothing is in flight."""
         for state in self.lanes:
             state.leaving.clear()
             state.moves.close()
-            state.staging.reclaim()
+            state.staging.free()
 
 
 def _always() -> bool:

@@ -1,7 +1,7 @@
-"""Where the chunks of a schedule lie in the caller's memory: which elements a place means in which loop.
+"""Maps the chunks of a schedule to elements of the caller's buffers.
 
-A vector, or each rank's block of it, is cut into pieces of the same length; loop `l` has the pieces from `l * k` on,
-where k is the chunks of a loop that belong to the block. The last pieces of a block may be shorter, or empty.
+A vector, or each rank's block of it, is divided into chunks of the same length. A loop of the schedule covers k chunks
+of a block, and loop `l` starts at chunk `l * k`. The last chunks of a block may be shorter, or empty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Blocks", "Layout"]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A caller's buffer as blocks, each with its first element and its length."""
+    """A caller's buffer as blocks: first element and length of each."""
 
     buffer: Buffer
     starts: Sequence[int]
@@ -30,33 +30,33 @@ class Blocks:
 
     @classmethod
     def even(cls, buffer: Buffer, blocks: int) -> Blocks:
-        """Cut a buffer into so many blocks of the same length."""
+        """Divide a buffer into blocks of the same length."""
         count = buffer.count // blocks
         return cls(buffer, [block * count for block in range(blocks)], [count] * blocks)
 
 
 class Layout:
-    """The input and output of one rank, cut into pieces of `piece` elements."""
+    """The input and output of one rank, in chunks of `chunk` elements."""
 
-    def __init__(self, goal: CollectiveSpec, sent: Blocks | None, received: Blocks | None, piece: int) -> None:
+    def __init__(self, goal: CollectiveSpec, sent: Blocks | None, received: Blocks | None, chunk: int) -> None:
         """Map a goal's buffers to the caller's."""
-        self.piece = piece
+        self.chunk = chunk
         self.per_block = goal.block if COLLECTIVES[goal.collective].blocks else goal.chunks
         self._buffers = {"i": sent, "o": received}
         self.longest = max((n for blocks in (sent, received) if blocks for n in blocks.counts), default=0)
-        self.stretch(self.longest)
+        self.set_longest(self.longest)
 
-    def stretch(self, longest: int) -> None:
-        """Make as many loops as the longest block of any rank takes; shorter ones are empty in the last of them."""
-        self.loops = -(-longest // (self.piece * self.per_block))
+    def set_longest(self, longest: int) -> None:
+        """Set the loops to cover the longest block of any rank; shorter blocks are empty in the last loops."""
+        self.loops = -(-longest // (self.chunk * self.per_block))
 
     def length(self, buffer: str, offset: int, loop: int) -> int:
-        """Return how many elements chunk `offset` of the input or output has in a loop."""
+        """Return the length of chunk `offset` of the input or output in a loop."""
         blocks = self._buffers[buffer]
         assert blocks is not None
         block, chunk = divmod(offset, self.per_block)
-        start = (loop * self.per_block + chunk) * self.piece
-        return max(0, min(self.piece, blocks.counts[block] - start))
+        start = (loop * self.per_block + chunk) * self.chunk
+        return max(0, min(self.chunk, blocks.counts[block] - start))
 
     def elements(self, buffer: str, offset: int, loop: int) -> Buffer:
         """Return the elements of chunk `offset` of the input or output in a loop."""
@@ -64,5 +64,5 @@ class Layout:
         assert blocks is not None
         block, chunk = divmod(offset, self.per_block)
         length = self.length(buffer, offset, loop)
-        start = (loop * self.per_block + chunk) * self.piece if length else 0
+        start = (loop * self.per_block + chunk) * self.chunk if length else 0
         return blocks.buffer.slice(blocks.starts[block] + start if length else 0, length)

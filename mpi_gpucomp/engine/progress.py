@@ -1,6 +1,6 @@
-"""Who turns the driver: whoever waits, or a thread in the background while nobody does.
+"""Drives an engine's progress: in the thread that waits, or in a background thread.
 
-Both back off when nothing moves, so that ranks that share cores leave them to each other.
+Both back off without progress, so that ranks that share cores leave them to each other.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Backoff", "ProgressDriver"]
 
-EAGER_TURNS = 4
+EAGER_POLLS = 4
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 500e-6
 QUICK = 4e-4
-"""Seconds between moves below which the next one is waited for without a nap."""
-IDLE_NAP = 0.05
-"""Seconds between looks at the letters of other ranks, which may ask what this one is doing, while there is no work."""
+"""Seconds between progress below which the next is polled for without sleeping."""
+IDLE_SECONDS = 0.05
+"""Seconds between polls for control messages, such as deadlock queries, while there is no work."""
 
 
 class Backoff:
-    """How whoever waits rests when nothing moves: not at all for some turns, then longer and longer."""
+    """Back-off of a polling thread: no sleep for some polls, then longer and longer ones."""
 
-    def __init__(self, eager_turns: int = EAGER_TURNS) -> None:
-        """Begin with turns that follow each other at once."""
-        self._eager, self._turns, self._nap = eager_turns, 0, SHORTEST_NAP
-        self._moved = time.perf_counter()
+    def __init__(self, eager_polls: int = EAGER_POLLS) -> None:
+        """Start with polls without sleep."""
+        self._eager, self._polls, self._nap = eager_polls, 0, SHORTEST_NAP
+        self._progressed = time.perf_counter()
 
     def reset(self) -> None:
-        """Begin again: something has moved. Where that took long, so will the next."""
+        """Start again after progress; where that took long, the next is expected to take as long."""
         now = time.perf_counter()
-        gap, self._moved = now - self._moved, now
-        self._turns = 0 if gap < QUICK else self._eager
+        gap, self._progressed = now - self._progressed, now
+        self._polls = 0 if gap < QUICK else self._eager
         self._nap = min(LONGEST_NAP, max(SHORTEST_NAP, gap / 8))
 
     def rest(self) -> bool:
-        """Rest behind a turn in which nothing has moved; say whether that was a nap."""
-        self._turns += 1
-        if self._turns <= self._eager:
+        """Back off after a poll without progress; return True if that was a sleep."""
+        self._polls += 1
+        if self._polls <= self._eager:
             return False
         time.sleep(self._nap)
         self._nap = min(LONGEST_NAP, 2 * self._nap)
@@ -51,17 +51,17 @@ class Backoff:
 
 
 class ProgressDriver:
-    """Turns one engine, by one thread at a time.
+    """Drives one engine, from one thread at a time.
 
-    The thread in the background goes on with what nobody waits for, answers other ranks while the caller is elsewhere,
-    and notices if it never comes back from there.
+    The background thread progresses calls that no caller waits for, handles control messages while the caller is
+    elsewhere, and detects that it never returns from there.
     """
 
     def __init__(self, engine: Engine, *, background: bool) -> None:
-        """Allow a thread in the background, where MPI allows calls from several threads."""
+        """Start the background thread if `background`, which needs MPI_THREAD_MULTIPLE."""
         self._engine, self.background = engine, background
         self.lock = threading.RLock()
-        """Held while the engine is looked at or changed."""
+        """Guards the engine."""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._waiters = self._waits = self._naps = 0
@@ -71,15 +71,15 @@ class ProgressDriver:
             self._thread.start()
 
     def submit(self, job: Job, *, background: bool = True) -> None:
-        """Add a job; it goes on in the background from now on, unless somebody will wait for it anyway."""
+        """Submit a job; with `background`, the background thread progresses it until a caller waits for it."""
         with self.lock:
             self._engine.submit(job)
-        self.turn()
+        self.poll()
         if background and not job.finished:
             self._wake.set()
 
     def wait(self, job: Job) -> None:
-        """Turn until the job is finished."""
+        """Block until the job has finished."""
         job.waiters += 1
         try:
             self.wait_until(lambda: job.finished)
@@ -87,13 +87,13 @@ class ProgressDriver:
             job.waiters -= 1
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Turn until something is true."""
+        """Block until a condition is true."""
         backoff = Backoff()
         self._waiters += 1
         self._waits += 1
         try:
             while not ready():
-                if self.turn():
+                if self.poll():
                     backoff.reset()
                 else:
                     self._naps += backoff.rest()
@@ -102,42 +102,42 @@ class ProgressDriver:
             if not self._engine.idle:
                 self._wake.set()
 
-    def turn(self) -> bool:
-        """Go on a little; say whether anything moved."""
+    def poll(self) -> bool:
+        """Poll the engine once and call completion callbacks; return True if anything progressed."""
         with self.lock:
             moved = self._engine.progress(waiting=self._waits if self._waiters else 0, naps=self._naps)
-        while self._engine.to_tell:
-            self._tell(self._engine.to_tell.popleft())
+        while self._engine.callbacks:
+            self._call_back(self._engine.callbacks.popleft())
         return moved
 
-    def push(self) -> None:
-        """Let the thread in the background go on with something new."""
+    def wake(self) -> None:
+        """Wake the background thread for new work."""
         self._wake.set()
 
-    def _tell(self, job: Job) -> None:
-        """Call back, with no lock held: whoever is called may start other collectives."""
+    def _call_back(self, job: Job) -> None:
+        """Call a job's callback without the lock: it may start other collectives."""
         try:
-            job.tell()
-        except BaseException as error:  # sys.exit in a callback must not end the thread in the background
+            job.call_back()
+        except BaseException as error:  # sys.exit in a callback must not end the background thread
             with self.lock:
-                self._engine.alarm(job, error)
+                self._engine.fail_next_call(job, error)
         job.finished = True
 
     def _run(self) -> None:
-        backoff = Backoff(eager_turns=0)
+        backoff = Backoff(eager_polls=0)
         while not self._closing:
-            self._wake.clear()  # before the look: whoever submits sets it afterwards
+            self._wake.clear()  # before the poll: a submit sets it afterwards
             if self._engine.idle or self._waiters:
-                self._wake.wait(IDLE_NAP)
+                self._wake.wait(IDLE_SECONDS)
                 if not self._waiters:
-                    self.turn()
-            elif self.turn():
+                    self.poll()
+            elif self.poll():
                 backoff.reset()
             else:
                 backoff.rest()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the background thread."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:

@@ -1,10 +1,10 @@
-"""Which collectives run: a bounded number at once, and who gives way to whom.
+"""Scheduling of collectives: a bounded number runs at once, with preemption.
 
-A collective gets a slot once its neighbours have joined it. One that then waits for a peer gives its slot up after some
-tries, with its position kept, and the next in line gets it; so no order in which ranks start collectives can make them
-wait for each other in a circle. A collective that moves becomes harder to push out: its patience grows with the time
-that its peers take. And whoever has a slot to give looks first for a collective that a peer has already sent
-something for. By that the ranks come to work at the same collectives without anybody telling them.
+A job gets a slot once its neighbours have joined its call. One that then waits for a peer gives its slot up after some
+tries, keeping its position, and the next in the queue gets it; so no order in which ranks start collectives can make
+them deadlock. A job that makes progress is preempted later: its limit grows with the response time of its peers. A free
+slot goes first to a job for which a peer has already sent a message, so the ranks converge on the same collectives
+without further communication.
 """
 
 from __future__ import annotations
@@ -19,160 +19,156 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from mpi_gpucomp.engine.agreement import AgreementCheck
-    from mpi_gpucomp.engine.task import Task
+    from mpi_gpucomp.engine.task import CollectiveTask
     from mpi_gpucomp.transport.base import Transport
 
-    Work: TypeAlias = Task | AgreementCheck
+    Work: TypeAlias = CollectiveTask | AgreementCheck
 
 __all__ = ["Job", "P2POperation", "Slots"]
 
-LOOK_AROUND = 4
-"""Tries without progress after which a job looks whether another one could go on in its place."""
+PROBE_EVERY = 4
+"""Tries without progress after which a running job checks if another one could use its slot."""
+FIRST_PREEMPT_AFTER = 80
+"""Tries without progress after which a job that has never progressed is preempted."""
+STICKINESS = 5
+"""Multiple of the longest wait for its peers so far, after which a job that has progressed is preempted."""
+MAX_PREEMPT_AFTER = 20_000
+
+
+class P2POperation(Protocol):
+    """A point-to-point operation, which needs no slot and no agreement of all ranks."""
+
+    done: bool
+    error: Exception | None
+
+    def progress(self) -> bool:
+        """Make progress without blocking; return True if there was any."""
+        ...
+
+
+class Job:
+    """A submitted collective: its task, state and error."""
+
+    def __init__(
+        self, task: Work, signature: str = "", *, name: str = "", priority: int = 0, everyone: bool = False
+    ) -> None:
+        """Run a task whose signature all ranks compare; with a name, ranks may start it in any order.
+
+        Each rank compares with its neighbours, and with `everyone` where no rank knows the lengths of all blocks, or
+        where no rank may continue before all have agreed.
+        """
+        self.task, self.signature, self.name, self.priority, self.everyone = task, signature, name, priority, everyone
+        self.trace = 0
+        """Rolling hash of the pass-through calls before this job; 0 for named jobs, which are unordered."""
+        self.call = CallId(name, 0)
+        self.finished = False
+        self.error: BaseException | None = None
+        self.preempted = 0
+        """How often it has lost its slot."""
+        self.waiters = 0
+        """Callers blocked in it."""
+        self.preempt_after, self.idle = FIRST_PREEMPT_AFTER, 0
+        self.needs: frozenset[int] = frozenset()
+        """The peers that must join before it may run."""
+        self.longest = task.longest
+        self.started = False
+        self.on_done: Callable[[Job], None] | None = None
+        """Called when it has completed, before `finished` is set."""
+
+    @property
+    def title(self) -> str:
+        """Return its name in messages."""
+        return f"{self.task.name} {self.name!r}" if self.name else f"{self.task.name} (call {self.call.run})"
+
+    def start(self) -> None:
+        """Prepare the task, once."""
+        if not self.started:
+            self.task.call_trace.start()
+            self.task.prepare(self.longest)
+            self.started = True
+
+    def progress(self) -> bool:
+        """Progress the task; return True if it progressed."""
+        self.start()
+        moved = self.task.progress()
+        if moved:
+            self.preempt_after = min(MAX_PREEMPT_AFTER, max(self.preempt_after, STICKINESS * self.idle))
+            self.idle = 0
+        elif not self.task.busy:
+            self.idle += 1
+        return moved
+
+    def call_back(self) -> None:
+        """Call the completion callback, if there is one."""
+        if self.on_done is not None:
+            self.on_done(self)
 
 
 class Slots:
-    """The jobs that run, and those in line."""
+    """The running jobs, and the queue."""
 
     def __init__(self, transport: Transport, count: int) -> None:
-        """Let so many run at once."""
+        """Run `count` jobs at once."""
         self._transport, self._count = transport, count
         self.running: list[Job] = []
-        self._waiting: deque[Job] = deque()
+        self._queue: deque[Job] = deque()
 
     def add(self, job: Job) -> None:
-        """Put a job at the end of the line."""
-        self._waiting.append(job)
+        """Append a job to the queue."""
+        self._queue.append(job)
 
     def remove(self, job: Job) -> None:
-        """Let a job go that is over, wherever it is."""
-        for line in (self.running, self._waiting):
-            if job in line:
-                line.remove(job)
+        """Remove a job from its slot or the queue."""
+        for jobs in (self.running, self._queue):
+            if job in jobs:
+                jobs.remove(job)
 
     def clear(self) -> None:
-        """Let all go."""
+        """Remove all jobs."""
         self.running.clear()
-        self._waiting.clear()
+        self._queue.clear()
 
     def preempt(self) -> None:
-        """Take slots from those that wait, for one that a peer is at already, or when their patience is at its end."""
+        """Take slots from blocked jobs, for one that a peer has sent to, or when they have been blocked too long."""
         for job in list(self.running):
-            if not self._waiting:
+            if not self._queue:
                 return
             other = None
-            if job.idle > job.patience:
+            if job.idle > job.preempt_after:
                 other = self._next()
-            elif job.idle and job.idle % LOOK_AROUND == 0:
+            elif job.idle and job.idle % PROBE_EVERY == 0:
                 other = self._expected()
             if other is not None:
                 self.running.remove(job)
                 job.task.suspend()
                 job.idle, job.preempted = 0, job.preempted + 1
                 self._run(other)
-                self._waiting.append(job)
+                self._queue.append(job)
 
     def fill(self) -> None:
-        """Give free slots to jobs that can go on."""
-        while self._waiting and len(self.running) < self._count and (job := self._next()) is not None:
+        """Give free slots to jobs that can run."""
+        while self._queue and len(self.running) < self._count and (job := self._next()) is not None:
             self._run(job)
 
     def _run(self, job: Job) -> None:
-        self._waiting.remove(job)
+        self._queue.remove(job)
         self.running.append(job)
 
     def _next(self) -> Job | None:
-        """Return who gets a slot: one that a peer is at already, else the first of the highest priority.
+        """Return the job for a free slot: one that a peer has sent to, else the first of the highest priority.
 
-        Those that had a slot and could not use it come behind those that had none, or they would pass it to and fro.
+        Jobs that were preempted come after those that were not, or they would hand the slot back and forth.
         """
         expected = self._expected()
         if expected is not None:
             return expected
-        ready = (job for job in self._waiting if not job.needs)
+        ready = (job for job in self._queue if not job.needs)
         return max(ready, key=lambda job: (-job.preempted, job.priority), default=None)
 
     def _expected(self) -> Job | None:
-        """Return a waiting job that a peer has already sent something for."""
-        tag = self._transport.probe_any() if self._waiting else None
+        """Return a queued job that a peer has already sent a message for."""
+        tag = self._transport.probe_any() if self._queue else None
         if tag is None:
             return None
         base = tag - tag % CHANNELS
-        return next((job for job in self._waiting if job.task.tag == base and not job.needs), None)
-
-
-# A collective that was submitted, and what concerns two ranks alone.
-
-FIRST_PATIENCE = 80
-"""Tries without progress after which a collective that has never moved lets another one run."""
-STICKINESS = 5
-"""How many times as long as its peers took before a collective that has moved is waited for."""
-MOST_PATIENCE = 20_000
-
-
-class P2POperation(Protocol):
-    """Something to be done bit by bit that needs no slot and no agreement of all ranks."""
-
-    done: bool
-    error: Exception | None
-
-    def move(self) -> bool:
-        """Go on without waiting; say whether anything has moved."""
-        ...
-
-
-class Job:
-    """A collective that was submitted: its task, how it stands, and what went wrong."""
-
-    def __init__(
-        self, task: Work, said: str = "", *, name: str = "", priority: int = 0, everyone: bool = False
-    ) -> None:
-        """Say what it does, for peers to compare; give it a name if ranks may start it in any order.
-
-        Ranks compare it with their neighbours, and with `everyone` where no rank knows the lengths of all blocks, or
-        where what comes next must not begin on any rank before all have agreed.
-        """
-        self.task, self.said, self.name, self.priority, self.everyone = task, said, name, priority, everyone
-        self.trace = 0
-        """What went straight to MPI before it, see `Joined`; for one with a name, which knows no before, nothing."""
-        self.call = CallId(name, 0)
-        self.finished = False
-        self.error: BaseException | None = None
-        self.preempted = 0
-        """How often it has given its slot up."""
-        self.waiters = 0
-        """How many callers wait for it."""
-        self.patience, self.idle = FIRST_PATIENCE, 0
-        self.needs: frozenset[int] = frozenset()
-        """The peers that must have joined before it may run."""
-        self.longest = task.longest
-        self.started = False
-        self.when_done: Callable[[Job], None] | None = None
-        """Called when it is over, before it counts as finished."""
-
-    @property
-    def title(self) -> str:
-        """Name it for people."""
-        return f"{self.task.name} {self.name!r}" if self.name else f"{self.task.name} (call {self.call.run})"
-
-    def start(self) -> None:
-        """Get ready to move, once."""
-        if not self.started:
-            self.task.call_trace.start()
-            self.task.prepare(self.longest)
-            self.started = True
-
-    def move(self) -> bool:
-        """Let the task go on."""
-        self.start()
-        moved = self.task.move()
-        if moved:
-            self.patience = min(MOST_PATIENCE, max(self.patience, STICKINESS * self.idle))
-            self.idle = 0
-        elif not self.task.busy:
-            self.idle += 1
-        return moved
-
-    def tell(self) -> None:
-        """Tell whoever wants to hear that it is over."""
-        if self.when_done is not None:
-            self.when_done(self)
+        return next((job for job in self._queue if job.task.tag == base and not job.needs), None)

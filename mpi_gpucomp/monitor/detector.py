@@ -66,7 +66,7 @@ def ignore_messages(engine: ObservedEngine) -> None:
         engine.listen(kind, _ignore)
 
 
-def _ignore(peer: int, *content: int | str) -> None:
+def _ignore(peer: int, number: int, text: str) -> None:
     """Drop a control message."""
 
 
@@ -238,7 +238,7 @@ class AnomalyDetector(Observer):
         self._poll = _Poll(self._numbers, self._summary(), hang=hang)
         self._engine.broadcast_control(ASK, self._numbers)
 
-    def _on_ask(self, peer: int, number: int) -> None:
+    def _on_ask(self, peer: int, number: int, text: str) -> None:
         if self._enabled:
             self._engine.send_control(peer, SUMMARY, number, self._summary().to_json())
 
@@ -255,10 +255,10 @@ class AnomalyDetector(Observer):
         self._poll.summaries[summary.rank] = summary
         self._check_at = 0
 
-    def _on_symptom(self, peer: int) -> None:
+    def _on_symptom(self, peer: int, number: int, text: str) -> None:
         self._has_news, self._check_at = True, 0
 
-    def _on_alarm(self, peer: int, text: str) -> None:
+    def _on_alarm(self, peer: int, number: int, text: str) -> None:
         try:
             diagnosis = Diagnosis.from_json(text)
         except ValueError as error:
@@ -320,4 +320,4 @@ class AnomalyDetector(Observer):
     def _raise(self, diagnosis: Diagnosis) -> None:
         self._record_hang(diagnosis)
         if self.process.alarms.add(diagnosis) is not None:
-            self._engine.broadcast_control(ALARM, diagnosis.to_json())
+            self._engine.broadcast_control(ALARM, text=diagnosis.to_json())

@@ -11,8 +11,8 @@ from launch import needs_mpirun, run
 pytestmark = needs_mpirun
 
 COLLECTIVES = {"chain": "broadcast", "tree": "broadcast", "ring": "allreduce", "pairwise": "alltoall"}
-REMEDY = "Mend what went wrong there. The output here is not complete; the communicator can be used on."
-EXPECTED = "expected every rank to carry it out, got on rank"
+REMEDY = "Fix the error there. The output here is incomplete; the communicator can still be used."
+EXPECTED = "expected success on every rank, got on rank"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -53,8 +53,8 @@ def test_exceptions_of_codecs_and_callbacks_reach_all_ranks():
                 assert found[f"{raises} {kind}"] in ([error] if rank == 1 else [received, *complete])
                 assert found[f"{raises} {kind}, other"] == found[f"{raises} {kind}, again"] == "no error"
         called_back = (
-            "PeerError: rank 1: callback of allreduce 'one': expected every rank's to succeed, "
-            "got ZeroDivisionError: cannot call back. Mend the callback; the collective itself is complete."
+            "PeerError: rank 1: callback of allreduce 'one': expected success on every rank, "
+            "got ZeroDivisionError: cannot call back. Fix the callback; the collective itself has completed."
         )
         assert found["callback"] == ("ZeroDivisionError: cannot call back" if rank == 1 else "no error")
         assert found["callback, next"] == (

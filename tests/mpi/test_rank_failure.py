@@ -132,9 +132,9 @@ def test_a_stopped_rank_is_named_within_the_timeout(start):
         error = re.search(rf"^{rank}: (.*)$", output, re.MULTILINE)
         assert error, output + errors
         assert re.fullmatch(
-            rf"RankFailedError: rank {rank}: allreduce \(call \d+\): expected every rank to answer after it failed, "
-            r"and what they sent to arrive, got no answer from rank 2\. "
-            r"Make a new communicator without them; this one cannot be used any more\.",
+            rf"RankFailedError: rank {rank}: allreduce \(call \d+\): expected every rank to report after it failed, "
+            r"and all messages to arrive, got no report from rank 2\. "
+            r"Make a new communicator without the failed ranks; this one cannot be used any more\.",
             error[1],
         ), output
 
@@ -170,7 +170,7 @@ def test_an_error_that_ends_one_rank_reaches_the_ranks_that_would_wait_for_it(st
     assert "ValueError: a mistake here" in errors
     for rank in (0, 2):
         assert (
-            f"{rank}: PeerError: rank {rank}: communicator: expected every rank to go on, got on rank 1 ValueError: "
+            f"{rank}: PeerError: rank {rank}: communicator: expected no rank to abort, got on rank 1 ValueError: "
             "a mistake here. Make a new communicator; this one cannot be used any more.\n"
         ) in output
 

@@ -1,4 +1,4 @@
-"""How tests run collectives of many ranks in one process, over the loopback transport, and what should come out."""
+"""Runs collectives of many ranks in one process over the loopback transport, with expected results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.layout import Blocks, Layout
-from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.transport.loopback import loopback
 
@@ -31,7 +31,7 @@ def lengths(collective: str, ranks: int, count: int) -> tuple[int, int]:
 
 
 def expected(collective: str, inputs: Sequence[np.ndarray], rank: int, root: int, op: str) -> np.ndarray | None:
-    """Return what a rank's output must be, by the collective's definition; None where it is nobody's business."""
+    """Return the expected output of a rank; None where it is undefined."""
     ranks = len(inputs)
     share = np.split(np.asarray(inputs), ranks, axis=1) if inputs[0].size % ranks == 0 else []
     reduced = FUNCTIONS[op].reduce(np.asarray(inputs), axis=0)
@@ -48,7 +48,7 @@ def expected(collective: str, inputs: Sequence[np.ndarray], rank: int, root: int
 
 
 class Ranks:
-    """One collective on all ranks, with whole numbers in its buffers, so that sums are exact in any order."""
+    """One collective on all ranks, with integers in its buffers, so that sums are exact in any order."""
 
     def __init__(self, algorithm: Algorithm, count: int, codec: str, dtype: str, **options: object) -> None:
         """Make the buffers and the tasks."""
@@ -61,22 +61,22 @@ class Ranks:
             self.outputs = [x.copy() for x in self.inputs]
         inline = bool(options.pop("inline", True))
         self.coders = [Coder(get_codec(codec), get_device("host"), inline=inline) for _ in range(ranks)]
-        piece = options.pop("piece", 50)
+        chunk = options.pop("chunk", 50)
         self.tasks = []
         for rank, transport in enumerate(loopback(ranks)):
             output = Blocks.even(as_buffer(self.outputs[rank]), received)
             source = output if collective == "broadcast" else Blocks.even(as_buffer(self.inputs[rank]), sent)
-            layout = Layout(algorithm.spec, source, output, piece)
+            layout = Layout(algorithm.spec, source, output, chunk)
             dtype_here = output.buffer.dtype
             coder = self.coders[rank]
-            task = Task(algorithm, layout, dtype_here, coder, transport, 0, name="test", **options)
+            task = CollectiveTask(algorithm, layout, dtype_here, coder, transport, 0, name="test", **options)
             task.prepare(task.longest)
             self.tasks.append(task)
 
     def drive(self, seconds: float = 30.0) -> None:
-        """Let all tasks go on until they are done."""
+        """Progress all tasks until they are done."""
         deadline = time.monotonic() + seconds
         while not all(task.done for task in self.tasks):
-            if not any([task.move() for task in self.tasks]):
+            if not any([task.progress() for task in self.tasks]):
                 time.sleep(0)
-            assert time.monotonic() < deadline, "the ranks are stuck"
+            assert time.monotonic() < deadline, "timed out"

@@ -17,7 +17,7 @@ from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.scheduling import Job
-from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import FrameError
 from mpi_gpucomp.schedule.algorithms import algorithms, build
 from mpi_gpucomp.schedule.ir import COLLECTIVES
@@ -38,8 +38,8 @@ def test_every_algorithm_does_what_its_collective_says(collective, name, ranks):
             (333, "none", "float64"),
             (334, "none", "float64"),
         ):
-            plain = codec == "none" and bool(count % 2)
-            run = Ranks(build(collective, name, ranks, root), count, codec, dtype, plain=plain)
+            raw = codec == "none" and bool(count % 2)
+            run = Ranks(build(collective, name, ranks, root), count, codec, dtype, raw=raw)
             run.drive()
             for rank, output in enumerate(run.outputs):
                 wanted = expected(collective, run.inputs, rank, root, "sum")
@@ -80,26 +80,26 @@ def test_a_lossy_all_reduce_leaves_the_same_everywhere(name):
 def test_a_damaged_frame_is_an_error_that_says_where():
     run = Ranks(build("broadcast", "chain", 2), 100, "none", "float32")
     sender, receiver = run.tasks
-    while not sender._wire.lanes[0].leaving:
-        sender.move()
-    _, frame = sender._wire.lanes[0].leaving[0]
+    while not sender._io.lanes[0].leaving:
+        sender.progress()
+    _, frame = sender._io.lanes[0].leaving[0]
     np.frombuffer((np.ctypeslib.ctypes.c_uint8 * 60).from_address(frame.memory.address), np.uint8)[50] ^= 1
     with pytest.raises(
         FrameError, match=r"^rank 1: test, chunk 0 of loop 0, from rank 0: expected the checksum 0x\w+, got 0x\w+\. "
     ):
         while True:
-            receiver.move()
+            receiver.progress()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_collective_is_done_when_its_last_copy_is(ranks):
-    run = Ranks(build("allgather", "ring", ranks), 500_000, "none", "float32", piece=500_000, inline=False)
+    run = Ranks(build("allgather", "ring", ranks), 500_000, "none", "float32", chunk=500_000, inline=False)
     gates = [threading.Event() for _ in range(ranks)]
     for coder, gate in zip(run.coders, gates, strict=True):
         coder.stream.run(lambda gate=gate: gate.wait(30))
     for _ in range(100):
         for task in run.tasks:
-            task.move()
+            task.progress()
     assert not any(task.done for task in run.tasks)
     for gate in gates:
         gate.set()
@@ -127,7 +127,9 @@ def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], 
             blocks = Blocks.even(as_buffer(values), 1)
             algorithm = build(kind, algorithms(kind)[0].name, ranks, root if kind == "broadcast" else 0, in_place=True)
             layout = Layout(algorithm.spec, blocks, blocks, 1024)
-            task = Task(algorithm, layout, blocks.buffer.dtype, coder, networks[rank], engine.free_tag(), name=kind)
+            task = CollectiveTask(
+                algorithm, layout, blocks.buffer.dtype, coder, networks[rank], engine.free_tag(), name=kind
+            )
             jobs.append(Job(task, name=f"c{number}"))
             engine.submit(jobs[-1])
     wanted = {
@@ -154,7 +156,7 @@ def test_ranks_may_start_collectives_in_any_order(shuffled):
 
 def test_a_failed_collective_frees_its_slot():
     class Broken(AgreementCheck):
-        def move(self):
+        def progress(self):
             raise ValueError("broken")
 
     engine, job = Engine(loopback(1)[0], slots=1), Job(Broken("allreduce"))
@@ -167,11 +169,11 @@ def test_staging_is_bounded_whatever_the_message():
     host = get_device("host")
 
     def most_in_use(count: int) -> int:
-        run = Ranks(build("broadcast", "chain", 3), count, "none", "float32", piece=1000)
+        run = Ranks(build("broadcast", "chain", 3), count, "none", "float32", chunk=1000)
         before, most = host.pool.statistics.in_use, 0
         while not all(task.done for task in run.tasks):
             for task in run.tasks:
-                task.move()
+                task.progress()
             most = max(most, host.pool.statistics.in_use - before)
         return most
 

@@ -1,10 +1,9 @@
-"""Failing together, on many ranks in one process: damage on the wire, codecs that raise, late and silent ranks."""
+"""Failing together, on many ranks in one process: damaged messages, codecs that raise, late and silent ranks."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import pickle
 import random
 import re
 import time
@@ -19,13 +18,14 @@ from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.split import Split
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine import failure
-from mpi_gpucomp.engine.agreement import CHANNELS, REMEMBERED, AgreementCheck, CallId, CallRegistry, Joined, Past
+from mpi_gpucomp.engine.agreement import CHANNELS, REMEMBERED, AgreementCheck, CallId, CallRegistry, CallResult
 from mpi_gpucomp.engine.coder import Coder
-from mpi_gpucomp.engine.deadlock import Status, describe, is_circular
+from mpi_gpucomp.engine.control_messages import Abort, EnvelopeMessage, Join, ObserverMessage, encode
+from mpi_gpucomp.engine.deadlock import WaitStatus, describe, is_circular
 from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.scheduling import Job
-from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import FrameError, PeerError, RankFailedError
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.transport.loopback import loopback
@@ -37,28 +37,28 @@ KINDS = {
     "pairwise": ("alltoall", "pairwise"),
 }
 REPEATED = [("chain", "repeat"), ("tree", "repeat")]
-"""A message in another's place is told by its loop: within one, the wire keeps the order."""
+"""A repeated message is detected by its loop; within one, the transport keeps the order."""
 COUNT, PIECE = 700, 100
 SECONDS = 30
 
 
-class Wire:
-    """A rank's transport that spoils one of the messages that it sends for one collective."""
+class DamagingTransport:
+    """A transport that damages one of the messages it sends for one collective."""
 
     def __init__(self, inner, tag=None, at=0, how="flip", seed=0):
         self._inner, self._tag, self._left, self._how = inner, tag, at, how
         self._random, self._last, self._kept = random.Random(seed), {}, []
-        self.spoiled = None
+        self.damaged = None
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
     def send(self, peer, tag, address, nbytes):
-        if tag - tag % CHANNELS == self._tag and self.spoiled is None:
+        if tag - tag % CHANNELS == self._tag and self.damaged is None:
             before = self._last.get((peer, tag))
             self._last[peer, tag] = data = ctypes.string_at(address, nbytes)
             if self._left == 0 and (self._how != "repeat" or before):
-                self.spoiled = peer
+                self.damaged = peer
                 data = self._damaged(bytearray(data), before)
                 self._kept.append(ctypes.create_string_buffer(bytes(data), len(data)))
                 return self._inner.send(peer, tag, ctypes.addressof(self._kept[-1]), len(data))
@@ -75,7 +75,7 @@ class Wire:
 
 
 class World:
-    """The engines of all ranks; each shares a stream for each codec, as a communicator does."""
+    """The engines of all ranks; each has one stream per codec, as a communicator does."""
 
     def __init__(self, ranks, *, wires=None, timeout=None, slots=2, eager=0):
         self.ranks, self.networks = ranks, loopback(ranks, eager)
@@ -84,7 +84,7 @@ class World:
         self.coders = {}
 
     def start(self, rank, kind, name, codec="split", root=0, length=COUNT, tag=None):
-        """Submit a collective on one rank; return its job, its output and what that should be."""
+        """Submit a collective on one rank; return its job, its output and the expected output."""
         collective, algorithm = KINDS[kind]
         built = build(collective, algorithm, self.ranks, root)
         sent, received = lengths(collective, self.ranks, length)
@@ -99,21 +99,21 @@ class World:
             self.coders[key] = coder
         engine, layout = self.engines[rank], Layout(built.spec, source, to, PIECE)
         tag = engine.free_tag() if tag is None else tag
-        task = Task(built, layout, to.buffer.dtype, self.coders[key], self.wires[rank], tag, name=collective)
+        task = CollectiveTask(built, layout, to.buffer.dtype, self.coders[key], self.wires[rank], tag, name=collective)
         job = Job(task, f"{kind} of {length}", name=name)
         engine.submit(job)
         return job, output, expected(collective, inputs, rank, root, "sum")
 
     def drive(self, until=None):
-        """Turn all engines until nothing is left to do."""
+        """Poll all engines until they are idle."""
         deadline = time.monotonic() + SECONDS
         while not (until() if until else all(engine.idle for engine in self.engines)):
             for engine in self.engines:
                 engine.progress()
-            assert time.monotonic() < deadline, "the ranks are stuck"
+            assert time.monotonic() < deadline, "timed out"
 
     def left(self):
-        """Return how many messages, receives and letters are under way."""
+        """Return the number of messages, receives and control messages in flight."""
         network = self.networks[0].network
         lines = [*network.messages.values(), *network.posted.values(), *network.control]
         return sum(map(len, lines))
@@ -123,8 +123,8 @@ def all_right(started):
     return all(job.finished and job.error is None and np.array_equal(got, right) for job, got, right in started)
 
 
-def agree(world, names):
-    """Run collectives on all ranks, under these names, and see that they are right and leave nothing behind."""
+def check_works(world, names):
+    """Run collectives under these names on all ranks, and check that they succeed and leave nothing in flight."""
     for name, kind in names.items():
         started = [world.start(rank, kind, name) for rank in range(world.ranks)]
         world.drive()
@@ -133,11 +133,11 @@ def agree(world, names):
 
 
 def damaged_world(ranks, how, seed):
-    """Return a world in which one rank, drawn at random, spoils a message of tag 0."""
+    """Return a world in which a random rank damages a message of tag 0."""
     choice, inner = random.Random(seed), loopback(ranks)
     culprit = choice.randrange(ranks)
     at = choice.randrange(6)
-    wires = [Wire(one, 0 if rank == culprit else None, at, how, seed) for rank, one in enumerate(inner)]
+    wires = [DamagingTransport(one, 0 if rank == culprit else None, at, how, seed) for rank, one in enumerate(inner)]
     world = World(ranks, wires=wires)
     world.networks = inner
     return world, culprit
@@ -145,7 +145,7 @@ def damaged_world(ranks, how, seed):
 
 @pytest.mark.parametrize(("kind", "how"), [*itertools.product(KINDS, ["flip", "cut"]), *REPEATED])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_damage_on_the_wire_is_heard_by_all_and_harms_nothing_else(kind, ranks, how):
+def test_a_damaged_message_fails_on_all_ranks_and_affects_nothing_else(kind, ranks, how):
     found = 0
     for seed in range(5):
         world, culprit = damaged_world(ranks, how, seed)
@@ -160,31 +160,31 @@ def test_damage_on_the_wire_is_heard_by_all_and_harms_nothing_else(kind, ranks, 
             for name in order[4:]:
                 rest.append(world.start(rank, others[name], name))
         world.drive()
-        finder = world.wires[culprit].spoiled
-        assert all_right(rest), "other collectives are harmed"
-        if finder is None:  # this rank sends fewer messages than that
+        finder = world.wires[culprit].damaged
+        assert all_right(rest), "other collectives are affected"
+        if finder is None:  # this rank sends fewer messages
             assert all_right(target)
             continue
         found += 1
-        check_heard(target, culprit, finder, kind)
+        check_errors(target, culprit, finder, kind)
         assert world.left() == 0
-        agree(world, {"grad.3": kind, "other 0": "chain", "": kind})
-    assert found, "no damage was done"
+        check_works(world, {"grad.3": kind, "other 0": "chain", "": kind})
+    assert found, "no message was damaged"
 
 
-def check_heard(target, culprit, finder, kind):
+def check_errors(target, culprit, finder, kind):
     title, error = f"{KINDS[kind][0]} 'grad.3'", target[finder][0].error
     assert isinstance(error, FrameError)
     where = rf"rank {finder}: {title}, chunk \d of loop \d, from rank {culprit}: expected .+, got .+\. .+"
     assert re.fullmatch(where, str(error)), error
     for rank, (job, got, right) in enumerate(target):
-        if job.error is None:  # its part was complete before
+        if job.error is None:  # it had completed before
             assert np.array_equal(got, right)
         elif rank != finder:
             assert isinstance(job.error, PeerError)
             assert str(job.error) == (
-                f"rank {rank}: {title}: expected every rank to carry it out, got on rank {finder} FrameError: {error} "
-                "Mend what went wrong there. The output here is not complete; the communicator can be used on."
+                f"rank {rank}: {title}: expected success on every rank, got on rank {finder} FrameError: {error} "
+                "Fix the error there. The output here is incomplete; the communicator can still be used."
             )
 
 
@@ -213,7 +213,7 @@ class Fragile(Split):
 
 @pytest.mark.parametrize("when", ["encode", "decode", "queued encode", "queued decode"])
 @pytest.mark.parametrize("after", [1, 4])
-def test_what_a_codec_raises_is_heard_by_all_and_nothing_is_silently_wrong(when, after):
+def test_an_error_of_a_codec_fails_on_all_ranks(when, after):
     world, codecs = World(3), [get_codec("split"), Fragile(when, after), get_codec("split")]
     names = {f"{kind} {number}": kind for number in range(2) for kind in ("ring", "pairwise")}
     for again in range(2):
@@ -232,28 +232,28 @@ def test_what_a_codec_raises_is_heard_by_all_and_nothing_is_silently_wrong(when,
     assert errors == {"NoneType": 12}
 
 
-def test_copies_that_a_failed_neighbour_on_the_stream_has_skipped_are_noticed():
+def test_copies_skipped_by_a_failed_stream_are_detected():
     run = Ranks(build("gather", "linear", 2), 50, "split", "float32")
     stream = run.coders[0].stream
     stream.run(lambda: 1 // 0)
-    run.tasks[0].move()
-    with pytest.raises(ZeroDivisionError):  # the neighbour's error is heard there, and the stream runs again
+    run.tasks[0].progress()
+    with pytest.raises(ZeroDivisionError):  # clears the stream's error
         stream.synchronize()
     with pytest.raises(ZeroDivisionError):
         run.drive()
 
 
-def test_what_was_queued_and_went_wrong_unasked_does_not_meet_the_next_one_on_the_stream():
+def test_draining_clears_the_error_of_queued_work():
     run = Ranks(build("broadcast", "chain", 2), 500, "split", "float32")
     for task in run.tasks * 2:
-        task.move()
+        task.progress()
     stream = run.coders[1].stream
     stream.run(lambda: 1 // 0)
     for task in run.tasks:
         task.abandon()
     owed = {(0, 0): run.tasks[0].sent[1, 0]}
     deadline = time.monotonic() + SECONDS
-    while not all([task.wind_down(owed if task is run.tasks[1] else {}) for task in run.tasks]):
+    while not all([task.drain(owed if task is run.tasks[1] else {}) for task in run.tasks]):
         assert time.monotonic() < deadline
     assert owed[0, 0] > 0
     stream.synchronize()
@@ -261,27 +261,27 @@ def test_what_was_queued_and_went_wrong_unasked_does_not_meet_the_next_one_on_th
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Let ranks wait only shortly for those who have not come."""
+    """Wait only briefly for late ranks."""
     monkeypatch.setattr(failure, "GRACE", 0.05)
 
 
 class Broken(AgreementCheck):
-    """A call that goes wrong."""
+    """A call that fails."""
 
     def __init__(self, error):
         super().__init__("allreduce")
         self.error = error
 
-    def move(self):
+    def progress(self):
         raise self.error
 
 
-def test_a_rank_that_comes_late_to_a_failed_call_hears_of_it_and_peace_returns(soon):
+def test_a_rank_that_joins_a_failed_call_late_fails_too(soon):
     world = World(4)
     first = [world.start(rank, "ring", "grad.1", length=COUNT + (rank == 1)) for rank in range(3)]
     world.drive(lambda: all(job.finished for job, _, _ in first))
     late = world.start(3, "ring", "grad.1")
-    world.engines[3].progress()  # it is through with the call before the others' answers come
+    world.engines[3].progress()  # it ends the call before the answers arrive
     world.drive()
     title = "allreduce 'grad.1': expected the same call on every rank, got"
     for rank, (job, _, _) in enumerate([*first, late]):
@@ -289,33 +289,33 @@ def test_a_rank_that_comes_late_to_a_failed_call_hears_of_it_and_peace_returns(s
     for _ in range(3):
         for engine in world.engines:
             engine.progress()
-    assert world.left() == 0, "letters go to and fro for ever"
-    agree(world, {"grad.1": "ring"})
+    assert world.left() == 0, "control messages do not end"
+    check_works(world, {"grad.1": "ring"})
 
 
-def test_a_rank_that_never_answers_ends_the_communicator(soon):
+def test_a_rank_that_never_reports_fails_the_communicator(soon):
     world = World(3, timeout=0.1)
     mine, other = Job(Broken(ValueError("broken")), name="x"), Job(AgreementCheck("barrier"), name="y")
     two = Job(Broken(ValueError("broken")), name="x")
     for job, rank in ((mine, 0), (other, 0), (two, 1)):
         world.engines[rank].submit(job)
-    Engine(world.networks[2]).submit(Job(AgreementCheck("allreduce"), name="x"))  # joins, and is never turned
+    Engine(world.networks[2]).submit(Job(AgreementCheck("allreduce"), name="x"))  # joins, and is never polled
     deadline = time.monotonic() + SECONDS
     while not (mine.finished and two.finished) and time.monotonic() < deadline:
         for engine in world.engines[:2]:
             engine.progress()
     text = (
-        "rank 0: allreduce 'x': expected every rank to answer after it failed, and what they sent to arrive, got no "
-        "answer from rank 2. Make a new communicator without them; this one cannot be used any more."
+        "rank 0: allreduce 'x': expected every rank to report after it failed, and all messages to arrive, got no "
+        "report from rank 2. Make a new communicator without the failed ranks; this one cannot be used any more."
     )
     assert isinstance(mine.error, RankFailedError) and str(mine.error) == text
     assert other.error is mine.error and other.finished and world.engines[0].idle
-    with pytest.raises(RankFailedError, match="no answer from rank 2"):
+    with pytest.raises(RankFailedError, match="no report from rank 2"):
         world.engines[0].submit(Job(AgreementCheck("barrier")))
 
 
-class Losing(Wire):
-    """A wire that loses one message and damages the next."""
+class LosingTransport(DamagingTransport):
+    """A transport that loses one message and damages the next."""
 
     def send(self, peer, tag, address, nbytes):
         if tag - tag % CHANNELS == self._tag and self._left == 1:
@@ -324,62 +324,92 @@ class Losing(Wire):
         return super().send(peer, tag, address, nbytes)
 
 
-def test_a_message_that_never_comes_ends_the_communicator(soon):
+def test_a_lost_message_fails_the_communicator(soon):
     inner = loopback(2, eager=1 << 20)
-    wires = [Losing(inner[0], 0, 1), Wire(inner[1])]
+    wires = [LosingTransport(inner[0], 0, 1), DamagingTransport(inner[1])]
     world = World(2, wires=wires, timeout=0.2)
     started = [world.start(rank, "chain", "x", tag=0) for rank in range(2)]
     world.drive(lambda: all(job.finished for job, _, _ in started))
     error = started[1][0].error
     assert isinstance(error, RankFailedError) and str(error) == (
-        "rank 1: broadcast 'x': expected every rank to answer after it failed, and what they sent to arrive, got "
-        "messages that are still on their way. Make a new communicator without them; this one cannot be used any more."
+        "rank 1: broadcast 'x': expected every rank to report after it failed, and all messages to arrive, got "
+        "messages still in flight. Make a new communicator without the failed ranks; this one cannot be used any more."
     )
     assert str(error.__cause__) == (
         "rank 1: broadcast 'x', chunk 0 of loop 0, from rank 0: expected a frame of loop 0, got one of loop 1. "
-        "A message was lost, repeated or overtaken on its way."
+        "A message was lost, repeated or reordered."
     )
     assert world.engines[1].broken is error
 
 
-def left_text(rank, why):
+def abort_text(rank, why):
     return (
-        f"rank {rank}: communicator: expected every rank to go on, got on rank 1 {why}. "
+        f"rank {rank}: communicator: expected no rank to abort, got on rank 1 {why}. "
         "Make a new communicator; this one cannot be used any more."
     )
 
 
-def test_a_rank_that_leaves_says_so():
+def test_a_rank_that_aborts_fails_all_ranks():
     world = World(3)
     waiting = {rank: world.start(rank, "ring", "x")[0] for rank in (0, 2)}
-    world.engines[1].leave(ValueError("no more"))
+    world.engines[1].abort(ValueError("no more"))
     world.drive()
     for rank, job in waiting.items():
-        assert isinstance(job.error, PeerError) and str(job.error) == left_text(rank, "ValueError: no more")
-        with pytest.raises(PeerError, match=r"^rank \d: communicator: expected every rank to go on"):
+        assert isinstance(job.error, PeerError) and str(job.error) == abort_text(rank, "ValueError: no more")
+        with pytest.raises(PeerError, match=r"^rank \d: communicator: expected no rank to abort"):
             world.start(rank, "ring", "y")
 
 
-def test_a_mistake_in_the_engine_ends_all_calls_instead_of_leaving_them():
+VERSIONS = "Install the same version of mpi_gpucomp on every rank."
+OPTIONS = "Use the same options of the communicator on every rank."
+
+
+@pytest.mark.parametrize(
+    ("data", "topic", "text"),
+    [
+        (b"", "", f"expected a header of 8 bytes, got 0. {VERSIONS}"),
+        (b"nonsense", "", f"expected the magic bytes b'GC', got b'no'. {VERSIONS}"),
+        (b"GC\x02\x01" + bytes(4), "", f"expected protocol version 1, got 2. {VERSIONS}"),
+        (b"GC\x01\xff" + bytes(4), "", f"expected a kind from 1 to 8, got 255. {VERSIONS}"),
+        (b"GC\x01\x03\xff\xff\xff\xff", " Abort", f"expected at most 16777216 bytes, got 4294967295. {VERSIONS}"),
+        (encode(Abort("why"))[:-1], " Abort", f"expected a body of 7 bytes, got 6. {VERSIONS}"),
+        (b"GC\x01\x03\x05\0\0\0\x01\0\0\0\xff", " Abort", f"expected text in UTF-8, got byte 0xff. {VERSIONS}"),
+        (
+            encode(ObserverMessage("x")),
+            " ObserverMessage",
+            f"expected one of these kinds: none, got 'x'. {OPTIONS}",
+        ),
+        (
+            encode(EnvelopeMessage(1, b"")),
+            " EnvelopeMessage",
+            f"expected no EnvelopeMessage on this communicator, got one. {OPTIONS}",
+        ),
+    ],
+)
+def test_a_malformed_control_message_fails_all_ranks(data, topic, text):
+    """A peer sends garbage: every rank raises an error that names it, and no rank hangs."""
     world = World(3)
     started = [world.start(rank, "ring", "x")[0] for rank in range(3)]
-    world.networks[0].send_control(1, pickle.dumps(("nonsense",)))
+    world.networks[0].send_control(1, data)
     world.drive()
+    why = f"ControlMessageError: rank 1: control message{topic} from rank 0: {text}"
     for rank, job in enumerate(started):
-        assert str(job.error) == left_text(rank, "KeyError: 'nonsense'")
+        assert isinstance(job.error, PeerError) and str(job.error) == abort_text(rank, why)
+        with pytest.raises(PeerError, match="control message"):
+            world.start(rank, "ring", "y")
 
 
-def test_an_interrupt_in_the_middle_of_a_call_ends_the_communicator():
+def test_an_interrupt_in_a_call_fails_the_communicator():
     world = World(2)
     jobs = [world.start(0, "ring", "x")[0], Job(Broken(KeyboardInterrupt()), f"ring of {COUNT}", name="x")]
     world.engines[1].submit(jobs[1])
     with pytest.raises(KeyboardInterrupt):
         world.drive()
     world.drive()
-    assert [str(job.error) for job in jobs] == [left_text(rank, "KeyboardInterrupt") for rank in range(2)]
+    assert [str(job.error) for job in jobs] == [abort_text(rank, "KeyboardInterrupt") for rank in range(2)]
 
 
-def test_an_interrupt_between_calls_ends_the_communicator(monkeypatch):
+def test_an_interrupt_between_calls_fails_the_communicator(monkeypatch):
     world = World(2)
     job = world.start(0, "ring", "x")[0]
 
@@ -390,66 +420,68 @@ def test_an_interrupt_between_calls_ends_the_communicator(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         world.engines[1].progress()
     world.drive()
-    assert str(job.error) == left_text(0, "KeyboardInterrupt")
+    assert str(job.error) == abort_text(0, "KeyboardInterrupt")
 
 
-def test_what_a_callback_raises_is_heard_in_the_next_call():
+def test_an_error_of_a_callback_fails_the_next_call():
     world = World(3)
     done = [world.start(rank, "ring", "x") for rank in range(3)]
     world.drive()
-    world.engines[1].alarm(done[1][0], ValueError("in a callback"))
+    world.engines[1].fail_next_call(done[1][0], ValueError("in a callback"))
     started = [world.start(rank, "ring", "y")[0] for rank in range(3)]
     world.drive()
     text = (
-        "rank 1: callback of allreduce 'x': expected every rank's to succeed, got ValueError: in a callback. "
-        "Mend the callback; the collective itself is complete."
+        "rank 1: callback of allreduce 'x': expected success on every rank, got ValueError: in a callback. "
+        "Fix the callback; the collective itself has completed."
     )
     assert str(done[1][0].error) == "in a callback" and str(started[1].error) == text
     assert all(f"on rank 1 PeerError: {text}" in str(started[rank].error) for rank in (0, 2))
-    agree(world, {"y": "ring"})
+    check_works(world, {"y": "ring"})
 
 
-def test_the_roll_remembers_so_many_calls():
-    roll = CallRegistry()
-    calls = [roll.begin("x") for _ in range(REMEMBERED + 1)]
-    assert calls[:2] == [CallId("x", 1), CallId("x", 2)] and roll.runs == {"x": REMEMBERED + 1}
-    roll.hear(calls[0], 3, Joined("said", 8))
-    assert roll.heard(calls[0]) == {3: Joined("said", 8)}
+def test_the_registry_remembers_recent_calls():
+    registry = CallRegistry()
+    calls = [registry.begin("x") for _ in range(REMEMBERED + 1)]
+    assert calls[:2] == [CallId("x", 1), CallId("x", 2)] and registry.runs == {"x": REMEMBERED + 1}
+    join = Join(*calls[0], "signature", 8)
+    registry.add_join(calls[0], 3, join)
+    assert registry.joins(calls[0]) == {3: join}
     for call in calls:
-        roll.end(call, Past(f"said {call.run}", Counter({(1, 0): call.run}), 5))
-    assert roll.heard(calls[0]) == {} and roll.begun(calls[-1]) and not roll.begun(CallId("x", REMEMBERED + 2))
-    assert roll.past(calls[1]) == Past("said 2", Counter({(1, 0): 2}), 5)
-    assert roll.past(calls[0]) == Past("something that is forgotten", Counter(), None)
+        registry.end(call, CallResult(f"signature {call.run}", Counter({(1, 0): call.run}), 5))
+    assert registry.joins(calls[0]) == {} and registry.has_begun(calls[-1])
+    assert not registry.has_begun(CallId("x", REMEMBERED + 2))
+    assert registry.result(calls[1]) == CallResult("signature 2", Counter({(1, 0): 2}), 5)
+    assert registry.result(calls[0]) == CallResult("a call completed long ago", Counter(), None)
 
 
 A, B = CallId("a", 1), CallId("b", 1)
 
 
 @pytest.mark.parametrize(
-    ("told", "circular", "text"),
+    ("replies", "circular", "text"),
     [
         (
-            {0: Status({A: "A"}, {"a": 1}), 1: Status({B: "B"}, {"b": 1})},
+            {0: WaitStatus({A: "A"}, {"a": 1}), 1: WaitStatus({B: "B"}, {"b": 1})},
             True,
             "rank 0 waits for A, which rank 1 has not joined; rank 1 waits for B, which rank 0 has not joined",
         ),
         (
-            {0: Status({A: "A"}, {"a": 1}), 1: Status({}, {})},
+            {0: WaitStatus({A: "A"}, {"a": 1}), 1: WaitStatus({}, {})},
             False,
-            "rank 0 waits for A, which rank 1 has not joined; rank 1 waits for nothing here",
+            "rank 0 waits for A, which rank 1 has not joined; rank 1 is not blocked here",
         ),
         (
-            {0: Status({A: "A"}, {"a": 1}), 1: Status({A: "A"}, {"a": 1})},
+            {0: WaitStatus({A: "A"}, {"a": 1}), 1: WaitStatus({A: "A"}, {"a": 1})},
             False,
-            "rank 0 waits for A, which all have joined; rank 1 waits for A, which all have joined",
+            "rank 0 waits for A, which all ranks have joined; rank 1 waits for A, which all ranks have joined",
         ),
         (
-            {0: Status({A: "A"}, {"a": 1})},
+            {0: WaitStatus({A: "A"}, {"a": 1})},
             False,
-            "rank 0 waits for A, which rank 1 has not joined; rank 1 does not answer",
+            "rank 0 waits for A, which rank 1 has not joined; rank 1 does not reply",
         ),
     ],
 )
-def test_who_waits_for_whom(told, circular, text):
-    assert is_circular(told, 2, 0) == circular
-    assert describe(told, 2) == text
+def test_deadlock_diagnosis(replies, circular, text):
+    assert is_circular(replies, 2, 0) == circular
+    assert describe(replies, 2) == text

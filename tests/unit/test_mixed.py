@@ -74,7 +74,7 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     ],
 )
 def test_engine_follows_the_raw_lanes(raw: tuple[int, ...], expected: dict[str, int], coded: Counter[str]):
-    ranks = Ranks(chain(*raw), 40, "zfp:rate=16", "float32", piece=40)
+    ranks = Ranks(chain(*raw), 40, "zfp:rate=16", "float32", chunk=40)
     ranks.drive()
     assert dict(coded) == expected
 

@@ -130,7 +130,7 @@ def test_ranks_are_expected_to_code_what_the_engine_codes(
 
     for kind in ("encode", "decode"):
         counted(kind)
-    run = Ranks(build(collective, name, ranks), 100, "none", "float32", piece=1000)
+    run = Ranks(build(collective, name, ranks), 100, "none", "float32", chunk=1000)
     run.drive()
     really = {(done[id(coder), "encode"], done[id(coder), "decode"]) for coder in run.coders}
     assert _loop(collective, name, ranks).coded == really

@@ -20,7 +20,7 @@ from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine
 from mpi_gpucomp.engine.layout import Blocks, Layout
 from mpi_gpucomp.engine.scheduling import Job
-from mpi_gpucomp.engine.task import Task
+from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.monitor.detector import attach, ignore_messages
 from mpi_gpucomp.monitor.diagnosis import Diagnosis
 from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
@@ -122,7 +122,7 @@ class Ranks:
     def begin(self, rank: int) -> Job:
         blocks = Blocks.even(as_buffer(self._values[rank]), 1)
         layout, engine = Layout(self._algorithm.spec, blocks, blocks, CHUNK), self.engines[rank]
-        task = Task(
+        task = CollectiveTask(
             *(self._algorithm, layout, blocks.buffer.dtype, self._coders[rank], self._transports[rank]),
             engine.free_tag(),
             name="broadcast",
