@@ -2,8 +2,8 @@
 
 The rank that has failed reports to all others its signature, its error and how many messages it has sent them. Each
 rank that receives a report stops too and reports to all others. Then every rank receives and drops what is still in
-flight, so that no send blocks forever and no later call receives a message of this one. The error of each rank can say
-which rank had which signature.
+flight, so that no send blocks forever and no later call receives a message of this one. The error of each rank
+names the signature of each rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeadlockedCall", "Failure", "SignatureMismatch", "deadlock_error", "report_for"]
 
 GRACE = 1.0
-"""Seconds in which a rank that has not joined a failed call may still join it, and be heard by the others."""
+"""Seconds in which a rank that has not joined a failed call may still join and report."""
 
 
 class SignatureMismatch(Exception):

@@ -1,4 +1,4 @@
-"""The engine on many ranks in one process: every algorithm, results by definition, any order, bounded memory."""
+"""The engine on many ranks in one process: every algorithm, expected results, any order, bounded memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALGORITHMS = [(collective, row.name) for collective in COLLECTIVES for row in al
 
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 16])
-def test_every_algorithm_does_what_its_collective_says(collective, name, ranks):
+def test_every_algorithm_gives_the_expected_result(collective, name, ranks):
     for root in {0, ranks - 1} if COLLECTIVES[collective].rooted else {0}:
         for count, codec, dtype in (
             (0, "none", "float32"),
@@ -56,7 +56,7 @@ def test_operations_other_than_sums(name, op):
 
 
 @pytest.mark.parametrize("name", [row.name for row in algorithms("broadcast")])
-def test_a_lossy_broadcast_errs_once_whatever_its_way(name):
+def test_a_lossy_broadcast_encodes_once_with_any_algorithm(name):
     codec = "bound:abs=0.3"
     once = Ranks(build("broadcast", name, 2), 400, codec, "float32")
     many = Ranks(build("broadcast", name, 8), 400, codec, "float32")
@@ -64,12 +64,12 @@ def test_a_lossy_broadcast_errs_once_whatever_its_way(name):
         run.drive()
     assert len({output.tobytes() for output in many.outputs[1:]}) == 1
     assert np.abs(many.outputs[1] - many.inputs[0]).max() <= 0.3
-    assert many.outputs[0].tobytes() == many.inputs[0].tobytes(), "the root's buffer stays as it is"
+    assert many.outputs[0].tobytes() == many.inputs[0].tobytes(), "the root's buffer is unchanged"
 
 
 # Recursive doubling adds what a rank has to what its peer has sent, so there ranks differ by as much as the codec errs.
 @pytest.mark.parametrize("name", [row.name for row in algorithms("allreduce") if row.name != "recursive_doubling"])
-def test_a_lossy_all_reduce_leaves_the_same_everywhere(name):
+def test_a_lossy_allreduce_is_identical_on_all_ranks(name):
     run = Ranks(build("allreduce", name, 6), 400, "bound:abs=0.1", "float32", same_everywhere=True)
     run.drive()
     assert len({output.tobytes() for output in run.outputs}) == 1
@@ -77,7 +77,7 @@ def test_a_lossy_all_reduce_leaves_the_same_everywhere(name):
     assert np.abs(run.outputs[0] - wanted).max() <= 0.1 * 12
 
 
-def test_a_damaged_frame_is_an_error_that_says_where():
+def test_a_damaged_frame_is_an_error_with_its_location():
     run = Ranks(build("broadcast", "chain", 2), 100, "none", "float32")
     sender, receiver = run.tasks
     while not sender._io.lanes[0].leaving:
@@ -92,7 +92,7 @@ def test_a_damaged_frame_is_an_error_that_says_where():
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_collective_is_done_when_its_last_copy_is(ranks):
+def test_a_collective_completes_after_its_last_copy(ranks):
     run = Ranks(build("allgather", "ring", ranks), 500_000, "none", "float32", chunk=500_000, inline=False)
     gates = [threading.Event() for _ in range(ranks)]
     for coder, gate in zip(run.coders, gates, strict=True):
@@ -165,7 +165,7 @@ def test_a_failed_collective_frees_its_slot():
     assert job.finished and isinstance(job.error, ValueError) and engine.idle
 
 
-def test_staging_is_bounded_whatever_the_message():
+def test_staging_is_bounded_for_any_message_size():
     host = get_device("host")
 
     def most_in_use(count: int) -> int:

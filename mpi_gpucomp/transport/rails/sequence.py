@@ -114,7 +114,7 @@ class AckState(NamedTuple):
 
     delivered: int
     out_of_order: tuple[int, ...]
-    """Packets that have arrived ahead of their turn."""
+    """Packets that have arrived ahead of a missing one."""
     closed: tuple[int, ...]
     """For each rail, the last generation that is closed."""
 
@@ -205,7 +205,7 @@ class SendSequence(Generic[T]):
 
 
 class ReceiveSequence(Generic[T]):
-    """The receiver's end of a sequence, and the items that wait for their turn."""
+    """The receiver's end of a sequence, and the items that have arrived out of order."""
 
     def __init__(self) -> None:
         """Start an empty sequence."""
@@ -221,7 +221,7 @@ class ReceiveSequence(Generic[T]):
         return True
 
     def finish(self, number: int, item: T | None) -> list[T]:
-        """Take a packet that has arrived; return the items whose turn it is. An item without a turn is None."""
+        """Take a packet that has arrived; return the items that are now in order (None is for unordered ones)."""
         del self._arriving[number]
         self._out_of_order[number] = item
         self.received = max(self.received, number + 1)
