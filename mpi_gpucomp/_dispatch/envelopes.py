@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from mpi4py import MPI
 
 from mpi_gpucomp.engine.control_messages import EnvelopeMessage, encode
-from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.errors import ControlMessageError, SpecError
 from mpi_gpucomp.transport.mpi import lost
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class _SentEnvelope:
 class _PostedRecv:
     """A posted receive of an envelope."""
 
-    def __init__(self, channel: RailEnvelopes, address: int, source: int, tag: int) -> None:
-        self._channel, self._address, self._source, self._tag = channel, address, source, tag
+    def __init__(self, channel: RailEnvelopes, address: int, room: int, source: int, tag: int) -> None:
+        self._channel, self._address, self._room, self._source, self._tag = channel, address, room, source, tag
         self._got: _Received | None = None
         self.cancelled = False
 
@@ -133,6 +133,14 @@ class _PostedRecv:
         return self._source in (source, MPI.ANY_SOURCE) and self._tag in (tag, MPI.ANY_TAG)
 
     def fill(self, arrived: _Received) -> None:
+        if len(arrived.data) > self._room:
+            raise ControlMessageError(
+                f"control message EnvelopeMessage from rank {arrived.source}",
+                expected=f"at most {self._room} bytes",
+                got=f"{len(arrived.data)}",
+                remedy="Install the same version of mpi_gpucomp on every rank.",
+                rank=self._channel.rank,
+            )
         ctypes.memmove(self._address, arrived.data, len(arrived.data))
         self._got = arrived
 
@@ -177,7 +185,7 @@ class RailEnvelopes:
         """Match the oldest unexpected envelope, or post the receive."""
         if source != MPI.ANY_SOURCE:
             self._check(source, 0 if tag == MPI.ANY_TAG else tag, "Recv")
-        posted = _PostedRecv(self, address, source, tag)
+        posted = _PostedRecv(self, address, room, source, tag)
         with self._lock:
             found = next((one for one in self._unexpected if posted.matches(one.source, one.tag)), None)
             if found is None:
