@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
-_Array = np.ndarray
+_Array, _Op = np.ndarray, MPI.Op
 BCAST_SALT, ALLREDUCE_SALT = method_salt("Bcast"), method_salt("Allreduce")
 
 
@@ -225,7 +225,7 @@ class Communicator:
 
     def Bcast(self, buf: Any, root: int = 0, **options: Unpack[CallOptions]) -> None:
         """Broadcast the root's buffer."""
-        if type(buf) is not _Array or not buf.flags.carray or options:
+        if type(buf) is not _Array or not buf.flags.carray or type(root) is not int or options:
             self._dispatcher.run("Bcast", (buf, root), options)
             return
         known = self._fast_path.get(key := (buf.nbytes, buf.dtype.char, root))
@@ -255,7 +255,8 @@ class Communicator:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]) -> None:
         """Reduce to all ranks."""
-        if type(recvbuf) is not _Array or not recvbuf.flags.carray or not _is_contiguous(sendbuf) or options:
+        usual = type(recvbuf) is _Array and recvbuf.flags.carray and _is_contiguous(sendbuf) and type(op) is _Op
+        if not usual or options:
             self._dispatcher.run("Allreduce", (sendbuf, recvbuf, op), options)
             return
         known = self._fast_path.get(key := (recvbuf.nbytes, recvbuf.dtype.char, ~op.handle))

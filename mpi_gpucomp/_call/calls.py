@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.schedule.ir import Algorithm
 
-__all__ = ["PARSERS", "Call", "CallOptions", "parse_call"]
+__all__ = ["PARSERS", "Call", "CallOptions", "check_options", "parse_call"]
 
 OPERATIONS = ((MPI.SUM, "sum"), (MPI.PROD, "prod"), (MPI.MIN, "min"), (MPI.MAX, "max"))
 
@@ -117,7 +117,7 @@ def parse_call(
 ) -> Call:
     """Parse the arguments of a collective, on this rank of `size`."""
     if options:
-        _check_options(method, options, rank)
+        check_options(method, options, rank)
     reader = _Reader(method, args, options, blocking, rank, size)
     try:
         return PARSERS[method](reader, *args)
@@ -125,27 +125,40 @@ def parse_call(
         return Call(method, args, options, blocking, unsupported=str(reason))
 
 
-def _check_options(method: str, options: CallOptions, rank: int) -> None:
+_OPTION_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "role": ("a string", lambda value: isinstance(value, str)),
+    "chunk": ("a positive number of bytes", lambda value: isinstance(value, int) and value > 0),
+    "name": ("a string", lambda value: isinstance(value, str)),
+    "priority": ("an integer", lambda value: isinstance(value, int)),
+    "replicate": ("a bool", lambda value: isinstance(value, bool)),
+    "callback": ("a callable", callable),
+    "on_error": ("a callable", callable),
+}
+"""What options must be, unless None; `codec` and `algorithm` are checked where they are looked up."""
+
+
+def check_options(method: str, options: CallOptions, rank: int) -> None:
+    """Raise if an option does not exist, or its value is of the wrong type."""
     known = CallOptions.__annotations__
-    for name in options:
+    for name, value in options.items():
         if name not in known:
             near = get_close_matches(name, known, 1)
             raise SpecError(
                 method,
                 expected=f"options among {', '.join(known)}",
                 got=f"{name}=",
-                remedy=f"Did you mean {near[0]}=?" if near else "Leave it out.",
+                remedy=f"Did you mean {near[0]}?" if near else "Leave it out.",
                 rank=rank,
             )
-    chunk = options.get("chunk")
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk <= 0):
-        raise SpecError(
-            method,
-            expected="chunk= as a positive number of bytes",
-            got=repr(chunk),
-            remedy="Pass for example chunk=1 << 20, or leave it out.",
-            rank=rank,
-        )
+        expected, accepts = _OPTION_VALUES.get(name, ("", None))
+        if value is not None and accepts is not None and not accepts(value):
+            raise SpecError(
+                method,
+                expected=f"{name}= as {expected}",
+                got=repr(value),
+                remedy="Change it or leave it out.",
+                rank=rank,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp._call.buffers import UnsupportedError, read_blocks
+from mpi_gpucomp._call.buffers import read_blocks
 from mpi_gpucomp._call.calls import parse_call
 from mpi_gpucomp._dispatch.plan import Route
 from mpi_gpucomp._dispatch.policy import Policy
 from mpi_gpucomp._dispatch.runtime import Runtime
 from mpi_gpucomp._tuning.tuner import Tuner
-from mpi_gpucomp.errors import BufferSpecError, SpecError
+from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ class Dispatcher:
         try:
             topic = "Reduce_scatter"
             own = read_blocks(recvbuf, writable=True, topic=topic, rank=self._rank, allow_unaligned=True).counts[0]
-        except (BufferSpecError, UnsupportedError):
-            own = -1  # rejected again, with an error, when the call itself is parsed
+        except Exception:
+            own = -1  # raised again when the call itself is parsed, and reported to the other ranks
         self.run("Allgather", (np.array([own]), counts), {})
         return counts.tolist() if counts.min() >= 0 else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp._call.calls import PARSERS
+from mpi_gpucomp._call.calls import PARSERS, check_options
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class NameRegistry:
                 remedy="Choose another name, or mpi4py's name of the collective.",
                 rank=self._rank,
             )
+        check_options(f"register {name!r}", options, self._rank)
         self._registered[name] = NamedCollective(method, options)
 
     def find(self, name: str) -> NamedCollective:

@@ -198,7 +198,7 @@ def read_cases(count: int) -> dict[str, tuple[Call, Call]]:
         "op=None": (lambda comm: comm.Iallreduce(one, one + 0, None), lambda comm: comm.Iallreduce(one, one + 0)),
         "None": (lambda comm: comm.Bcast(None), lambda comm: comm.Bcast(one)),
         "text": (lambda comm: comm.Bcast("text"), lambda comm: comm.Bcast(one)),
-        "objects": (lambda comm: comm.Bcast(np.array([{}, ()])), lambda comm: comm.Bcast(one)),
+        "objects": (lambda comm: comm.Bcast(np.array([{}, None], dtype=object)), lambda comm: comm.Bcast(one)),
         "counts": (
             lambda comm: comm.Allgatherv(one, [many, "all", MPI.FLOAT]),
             lambda comm: comm.Allgatherv(one, many),
