@@ -188,6 +188,8 @@ def _describe(data: Any, writable: bool, argument: _Argument) -> Buffer:
 
 def _mpi4py_accepts(data: Any) -> bool:
     """Return True if mpi4py finds contiguous memory in the data."""
+    if isinstance(data, np.ndarray) and data.dtype.hasobject:
+        return False  # it has memory, but no datatype
     try:
         MPI.Get_address(data)
     except Exception:  # any error of the exporting library

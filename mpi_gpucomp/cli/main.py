@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp import __version__
-from mpi_gpucomp.cli import algorithms, codecs, doctor, monitor, profile, simulate, synthesize
+from mpi_gpucomp.cli import algorithms, codecs, doctor, explain, monitor, profile, simulate, synthesize
 from mpi_gpucomp.errors import GpucompError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ COMMANDS = (
     profile.COMMAND,
     synthesize.COMMAND,
     simulate.COMMAND,
+    explain.COMMAND,
     *monitor.COMMANDS,
 )
 CONSOLE, MODULE = "gpucomp", "python -m mpi_gpucomp"

@@ -1,44 +1,31 @@
-"""The command `explain` under mpirun: the call that it describes to the communicator."""
+"""`Communicator.explain` and the command `explain` under mpirun: the plan of a call, and why."""
 
 from __future__ import annotations
 
+import pytest
 from launch import needs_mpirun, run
 
-PROGRAM = """
-from mpi4py import MPI
-from mpi_gpucomp import Communicator
-from mpi_gpucomp.cli import main as program
-from mpi_gpucomp.cli.explain import COMMAND
-from mpi_gpucomp.schedule.ir import COLLECTIVES
-
-def explain(self, method, *args, **options):
-    texts = ["SUM" if isinstance(one, MPI.Op) else str(getattr(one, "nbytes", one)) for one in args]
-    return f"{method}({', '.join(texts)}) {options}"
-
-Communicator.explain = explain
-if COMMAND not in program.COMMANDS:
-    program.COMMANDS += (COMMAND,)
-for collective in COLLECTIVES:
-    assert program.main(["explain", collective, "--size", "1K", "--root", "1", "--chunk", "64K"]) == 0
-"""
+pytestmark = needs_mpirun
 
 
-@needs_mpirun
-def test_the_call_that_is_explained():
-    done = run(2, "-c", PROGRAM)
+@pytest.mark.parametrize("collective", ["Bcast", "reduce", "allreduce", "allgather", "alltoall", "gather", "scatter"])
+def test_the_command_prints_the_plan_of_a_call(collective: str) -> None:
+    done = run(2, "-m", "mpi_gpucomp", "explain", collective, "--size", "8M", "--codec", "split", "--chunk", "64K")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "Bcast of 1 KB float32, 2 ranks"
-    assert lines[1::2] == [
-        f"{call} {{'chunk': 65536}}"
-        for call in (
-            "Bcast(1024, 1)",
-            "Reduce(1024, 1024, SUM, 1)",
-            "Allreduce(1024, 1024, SUM)",
-            "Allgather(512, 1024)",
-            "Reduce_scatter_block(1024, 512, SUM)",
-            "Alltoall(1024, 1024)",
-            "Gather(512, 1024, 1)",
-            "Scatter(1024, 512, 1)",
-        )
-    ]
+    title, route, algorithm, codec, chunk, why = done.stdout.splitlines()
+    assert title.lower().startswith(collective.lower()) and title.endswith(" float32, 2 ranks")
+    assert (route, codec, chunk) == ("route: engine over mpi", "codec: split", "chunk: 65536 bytes")
+    assert algorithm.startswith("algorithm: ")
+    assert why == "why: codec split, and the message is not small"
+
+
+def test_a_small_message_is_passed_through() -> None:
+    done = run(2, "-m", "mpi_gpucomp", "explain", "Bcast", "--size", "1K", "--codec", "split")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == ["route: native MPI", "why: 1024 bytes, at most 32768 are passed through"]
+
+
+def test_explaining_auto_says_how_it_was_chosen() -> None:
+    done = run(2, "-m", "mpi_gpucomp", "explain", "Bcast", "--size", "8M", "--codec", "auto")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "why: auto, predicted by the model"
