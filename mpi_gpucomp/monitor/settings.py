@@ -1,4 +1,4 @@
-"""What the environment says about the monitor; an argument of the program comes before it."""
+"""The settings of the monitor, from the environment; an argument of the program precedes them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["MonitorSettings", "fill", "host_name", "read"]
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """What is recorded, and where it goes."""
+    """The settings of the monitor of a process."""
 
     on: bool = True
     directory: str | None = None
-    """Where boxes are files, for other processes to read; in memory otherwise."""
+    """Where trace buffers are files, for other processes to read; in memory otherwise."""
     records: int = config.RECORDS.default
     hang: float = config.HANG.default
-    """Seconds without any progress after which somebody who waits asks who is behind it."""
+    """Seconds without progress that make a hang."""
     flight: str | None = None
     """The directory for flight records."""
     log: str | None = None
@@ -58,7 +58,7 @@ def host_name() -> str:
 
 
 def fill(pattern: str, rank: int) -> Path:
-    """Put host, process and rank into a file's name: %h, %p and %r, %% for a percent sign."""
+    """Insert host, process and rank into a file's name: %h, %p and %r, %% for a percent sign."""
     known = {"%h": host_name(), "%p": str(os.getpid()), "%r": str(rank), "%%": "%"}
     parts, at = [], 0
     while at < len(pattern):
