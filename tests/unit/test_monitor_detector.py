@@ -91,8 +91,8 @@ class Wire(Transport):
     def discard(self, peer: int, tag: int) -> Transfer | None:
         return self._inner.discard(peer, tag)
 
-    def send_control(self, peer: int, letter: bytes) -> None:
-        self._inner.send_control(peer, letter)
+    def send_control(self, peer: int, message: bytes) -> None:
+        self._inner.send_control(peer, message)
 
     def recv_control(self) -> tuple[int, bytes] | None:
         return self._inner.recv_control()
@@ -126,7 +126,7 @@ class Ranks:
             *(self._algorithm, layout, blocks.buffer.dtype, self._coders[rank], self._transports[rank]),
             engine.free_tag(),
             name="broadcast",
-            plain=True,
+            raw=True,
         )
         job = Job(task, "a broadcast")
         job.waiters = 1
@@ -237,7 +237,7 @@ def test_malformed_summary_is_logged_with_its_sender(ranks: Ranks, caplog: pytes
     with caplog.at_level(logging.ERROR, "mpi_gpucomp.monitor"):
         detector._on_summary(2, detector._numbers, "")
         detector._on_summary(2, detector._numbers, ranks.detectors[3]._summary().to_json())
-        detector._on_alarm(1, '["no such kind", [], "", 1, 0]')
+        detector._on_alarm(1, 0, '["no such kind", [], "", 1, 0]')
     assert [message.partition(":")[2].strip() for message in caplog.messages] == [
         "malformed summary from rank 2: Expecting value: line 1 column 1 (char 0)",
         "malformed summary from rank 2: it is of rank 3",
