@@ -32,7 +32,7 @@ class Dispatcher:
     """Plans and runs the calls of one communicator."""
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
-        """Use a communicator that nobody else uses: collective."""
+        """Take a communicator for exclusive use: collective."""
         self.runtime = Runtime(comm, settings)
         self._rank, self._size = comm.rank, comm.size
         self.tuner = Tuner(self.runtime)

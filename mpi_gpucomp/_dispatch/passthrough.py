@@ -82,7 +82,7 @@ class Passthrough:
         *,
         on_rails: bool,
     ) -> None:
-        """Use `comm`, which nobody else does; `derived_comms` are revoked with it.
+        """Take `comm` for exclusive use; `derived_comms` are revoked with it.
 
         With rails, what can do without the MPI library does.
         """

@@ -81,7 +81,7 @@ class Runtime:
     """Everything that the calls of one communicator run on, and how plans are executed on it."""
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
-        """Use a communicator that nobody else uses: collective."""
+        """Take a communicator for exclusive use: collective."""
         self.comm, self._settings = comm, settings
         self.rank, self.size = comm.rank, comm.size
         self.nodes = nodes_of(comm)

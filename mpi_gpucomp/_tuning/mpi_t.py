@@ -187,7 +187,7 @@ def _library() -> ctypes.CDLL:
     """Load MPI_T through mpi4py's extension module, which resolves to the MPI library that mpi4py uses."""
     library = ctypes.CDLL(MPI.__file__)
     if hasattr(library, "MPI_T_init_thread"):
-        # At MPI's own thread level: Open MPI would apply any other to the whole library and drop its locks.
+        # At the thread level of MPI: Open MPI would apply any other to the whole library and drop its locks.
         library.MPI_T_init_thread(ctypes.c_int(MPI.Query_thread()), ctypes.byref(ctypes.c_int(0)))
     return library
 

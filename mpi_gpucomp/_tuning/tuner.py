@@ -139,7 +139,7 @@ class Tuner:
         self._samples: dict[tuple[str, int, str], tuple[Lifetime, _DataSample]] = {}
         self._races: dict[tuple[str, int, str, str], Race[Candidate]] = {}
         self.codec = Auto()
-        """The codec that chooses per chunk, for schedules that somebody else has chosen."""
+        """The codec that chooses per chunk, for schedules that were not chosen here."""
         self.racing_reductions = False
         """True while `autotune` runs, when reductions may be raced too."""
 

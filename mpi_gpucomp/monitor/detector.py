@@ -163,7 +163,7 @@ class AnomalyDetector(Observer):
     def _check(self, now: int) -> None:
         if self._poll is not None:
             self._settle(self._poll)
-        for stall in self._stalls.settle(now):
+        for stall in self._stalls.flush(now):
             self._raise(stall)
         if now > self._count_at:
             self._count_at = now + CHECK_NS

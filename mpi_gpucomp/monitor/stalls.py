@@ -59,7 +59,7 @@ class StallDetector:
         self._held.append(_Stall(now, self._processor.stolen_ticks, text))
         return False
 
-    def settle(self, now: int) -> list[Diagnosis]:
+    def flush(self, now: int) -> list[Diagnosis]:
         """Return the stalls that were held back long enough, and in which the machine was not paused."""
         ripe = [stall for stall in self._held if now - stall.at > HELD_NS]
         if not ripe:

@@ -318,7 +318,7 @@ def _is_whole(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _text(encoded: bytes) -> str:
     """Return the text of a field; characters that a terminal would act on are replaced."""
     text = encoded.partition(b"\0")[0].decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def _invalid(path: Path, got: str) -> SpecError:

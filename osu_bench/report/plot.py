@@ -87,8 +87,8 @@ def _by_network(results: Results, benchmark: str, data: str, mpi: str | None) ->
     """Return the last run of each network; an unshaped rate is infinite."""
     runs = [run for run in results.runs if (run.benchmark, run.data) == (benchmark, data)]
     wanted = next((run.mpi for run in runs if run.network and run.mpi.startswith(mpi or "")), None)
-    alike = [run for run in runs if run.mpi == wanted]
-    return {(run.network.hosts, run.network.rate or math.inf): run for run in alike if run.network}
+    same_mpi = [run for run in runs if run.mpi == wanted]
+    return {(run.network.hosts, run.network.rate or math.inf): run for run in same_mpi if run.network}
 
 
 def _lines(axes: Any, run: Run, candidates: Sequence[str]) -> None:

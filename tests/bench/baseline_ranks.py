@@ -1,4 +1,4 @@
-"""Run under mpirun: gloo and compression per message against MPI's own results; prints what all ranks have found.
+"""Run under mpirun: gloo and compression per message against native MPI's results; prints the results of all ranks.
 
 baseline_ranks.py gloo | messages
 """

@@ -58,8 +58,8 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 def sent_bytes(cluster: Cluster, host: int, interface: str) -> int:
     """Return what a host has sent on an interface."""
-    said = call("ip", "-j", "-s", "-n", cluster.plan.namespace(host), "link", "show", "dev", interface)
-    count: int = json.loads(said)[0]["stats64"]["tx"]["bytes"]
+    shown = call("ip", "-j", "-s", "-n", cluster.plan.namespace(host), "link", "show", "dev", interface)
+    count: int = json.loads(shown)[0]["stats64"]["tx"]["bytes"]
     return count
 
 

@@ -1,4 +1,4 @@
-"""Broadcasts so many bytes; rank 0 prints what each rank knows of its place.
+"""Broadcasts a number of bytes; rank 0 prints what each rank knows of its place.
 
 `wait` in place of the number: says that all are there, and sleeps. `fail`: ends with exit code 7.
 """

@@ -73,37 +73,40 @@ def test_the_commands_work_together(command: Callable[..., Said]) -> None:
 
 
 def test_what_is_not_up_cannot_be_used(command: Callable[..., Said], name: str) -> None:
-    said = (
+    shown = (
         f"osu_bench: cluster {name}: expected a cluster that is up, got none. Make one with `osu_bench cluster up`.\n"
     )
     for words in (["status"], ["cut", "0"], ["heal"], ["rate", "1gbit"], ["run", "--", "true"]):
-        assert command(*words) == (2, "", said)
+        assert command(*words) == (2, "", shown)
 
 
 @pytest.mark.usefixtures("up")
 def test_up_once_more_replaces_what_nobody_uses(command: Callable[..., Said], name: str) -> None:
-    code, _, said = command("up", "--hosts", "1")
-    assert (code, said) == (0, f"cluster {name}: removed the remains of an earlier one; namespaces: 3, processes: 0\n")
+    code, _, shown = command("up", "--hosts", "1")
+    assert (code, shown) == (
+        0,
+        f"cluster {name}: removed the remains of an earlier one; namespaces: 3, processes: 0\n",
+    )
     assert namespaces_of(name) == [f"{name}-h0", f"{name}-switch"]
 
 
 @pytest.mark.usefixtures("up")
 def test_programs_run_and_give_their_exit_code(command: Callable[..., Said], mpich: Path) -> None:
     assert command("run", "-n", "1", "--", "bash", "-c", "hostname; exit 3")[:2] == (3, "h0\n")
-    code, said, _ = command("run", "--mpich", str(mpich), "--", "hostname")
-    assert (code, sorted(said.split())) == (0, ["h0", "h1"])
+    code, shown, _ = command("run", "--mpich", str(mpich), "--", "hostname")
+    assert (code, sorted(shown.split())) == (0, ["h0", "h1"])
 
 
 @pytest.mark.usefixtures("up")
 def test_several_ranks_on_a_host(command: Callable[..., Said]) -> None:
     program = ["--", "bash", "-c", "echo $OMPI_COMM_WORLD_RANK:$(hostname)"]
-    code, said, _ = command("run", "--per-host", "2", *program)
-    assert (code, sorted(said.split())) == (0, ["0:h0", "1:h0", "2:h1", "3:h1"])
-    code, said, _ = command("run", "--per-host", "2", "--in-turn", *program)
-    assert (code, sorted(said.split())) == (0, ["0:h0", "1:h1", "2:h0", "3:h1"])
-    code, _, said = command("run", "--per-host", "2", "-n", "5", *program)
+    code, shown, _ = command("run", "--per-host", "2", *program)
+    assert (code, sorted(shown.split())) == (0, ["0:h0", "1:h0", "2:h1", "3:h1"])
+    code, shown, _ = command("run", "--per-host", "2", "--in-turn", *program)
+    assert (code, sorted(shown.split())) == (0, ["0:h0", "1:h1", "2:h0", "3:h1"])
+    code, _, shown = command("run", "--per-host", "2", "-n", "5", *program)
     assert code == 2
-    assert "expected 1 to 4, got 5. Each host runs 2 ranks: use fewer, or make a larger cluster." in said
+    assert "expected 1 to 4, got 5. Each host runs 2 ranks: use fewer, or make a larger cluster." in shown
 
 
 @pytest.mark.usefixtures("up")
@@ -127,8 +130,8 @@ def test_down_ends_what_runs(command: Callable[..., Said], name: str) -> None:
     words = [*COMMAND, "run", "--name", name, "--", *RANKS, "wait"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as running:
         assert running.stdout is not None and running.stdout.readline() == "there\n"
-        code, _, said = command("up", "--hosts", "1")
-        assert code == 2 and f"got one in use by process {running.pid}. " in said
+        code, _, shown = command("up", "--hosts", "1")
+        assert code == 2 and f"got one in use by process {running.pid}. " in shown
         assert command("down")[0] == 0
         running.communicate(timeout=30)
     assert running.returncode not in (None, 0)

@@ -57,7 +57,7 @@ def test_a_cluster_goes_after_an_exception(name: str) -> None:
 
 
 def ends(number: int) -> bool:
-    """Say whether a process that was killed is gone, as it should be in a moment."""
+    """Return True if a process that was killed is gone, as it should be in a moment."""
     for _ in range(100):
         if process(number) is None:
             return True
@@ -100,8 +100,8 @@ def test_what_a_killed_owner_has_left_is_removed(
     with Cluster.up(1, name=name):
         assert process(inside) is None and bystander.poll() is None
         assert namespaces_of(name) == [f"{name}-h0", f"{name}-switch"]
-    said = f"cluster {name}: removed the remains of an earlier one; namespaces: 3, processes: 1\n"
-    assert capsys.readouterr().err == said
+    shown = f"cluster {name}: removed the remains of an earlier one; namespaces: 3, processes: 1\n"
+    assert capsys.readouterr().err == shown
     bystander.kill()
     bystander.wait()
 

@@ -27,8 +27,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 def passed(cluster: Cluster, interface: str) -> int:
-    said = call("ip", "-j", "-s", "-n", cluster.plan.switch, "link", "show", "dev", interface)
-    count: int = json.loads(said)[0]["stats64"]["tx"]["bytes"]
+    shown = call("ip", "-j", "-s", "-n", cluster.plan.switch, "link", "show", "dev", interface)
+    count: int = json.loads(shown)[0]["stats64"]["tx"]["bytes"]
     return count
 
 

@@ -109,19 +109,19 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_other_suffixes_are_refused() -> None:
-    said = "plot out.gif: expected a name that ends with one of .png, .svg, .pdf, got '.gif'. Rename it."
-    assert failing(a_run(), "out.gif") == said
+    shown = "plot out.gif: expected a name that ends with one of .png, .svg, .pdf, got '.gif'. Rename it."
+    assert failing(a_run(), "out.gif") == shown
 
 
 @with_matplotlib
-def test_what_cannot_be_drawn_or_written_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_or_written_is_stated(tmp_path: Path) -> None:
     remedy = "Measure a size above 0, and name measured candidates."
-    said = f"plot: expected figures to plot, got no figures of bcast, weights, network unknown, 4 ranks, MPI. {remedy}"
-    assert failing(Run("bcast", 4, "MPI"), tmp_path / "out.png") == said
+    shown = f"plot: expected figures to plot, got no figures of bcast, weights, network unknown, 4 ranks, MPI. {remedy}"
+    assert failing(Run("bcast", 4, "MPI"), tmp_path / "out.png") == shown
     with pytest.raises(GpucompError) as caught:
         plot_grid(Results([a_run()], {}), tmp_path / "out.png", ["mine"])
     expected = f"plot: expected figures to plot, got no figures of bcast, weights on known networks. {remedy}"
     assert str(caught.value) == expected
     path = tmp_path / "no" / "out.png"
-    said = f"file {path}: expected a file to write, got No such file or directory. Choose another file."
-    assert failing(a_run(), path) == said
+    shown = f"file {path}: expected a file to write, got No such file or directory. Choose another file."
+    assert failing(a_run(), path) == shown

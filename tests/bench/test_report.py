@@ -64,8 +64,8 @@ def test_the_headline_says_the_best_and_the_worst() -> None:
 def test_auto_is_held_to_its_promise() -> None:
     run = a_run()
     run.rows += [row(MB, "auto", 10_000), row(4 * MB, "auto", 20_000)]
-    said = page_of(run).find("p", class_="honest")[0].text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "The codec auto is more than 5 % slower than mpi-tuned at 1 of 2; its worst is 0.52x" in said
+    shown = page_of(run).find("p", class_="honest")[0].text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "The codec auto is more than 5 % slower than mpi-tuned at 1 of 2; its worst is 0.52x" in shown
 
 
 def test_the_same_codec_message_by_message_is_a_base_of_its_own() -> None:
@@ -187,15 +187,15 @@ def test_the_matrix_shows_the_speed_on_each_network_in_its_colour() -> None:
 
 
 @pytest.mark.parametrize(
-    "runs, said",
+    "runs, shown",
     [
         ([], "These results hold no runs."),
         ([Run("bcast", 4, "MPI")], "These results hold runs without measurements."),
     ],
 )
-def test_nothing_measured_is_said(runs: list[Run], said: str) -> None:
+def test_nothing_measured_is_stated(runs: list[Run], shown: str) -> None:
     page = page_of(*runs)
-    assert page.find("p", class_="none")[0].text == said
+    assert page.find("p", class_="none")[0].text == shown
     assert not page.find("svg")
 
 
@@ -256,7 +256,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
             " Choose another file with -o.",
         ),
     ]
-    for words, said in cases:
+    for words, shown in cases:
         with pytest.raises(GpucompError) as caught:
             command(*map(str, words))
-        assert str(caught.value) == said
+        assert str(caught.value) == shown

@@ -56,8 +56,8 @@ def test_every_flag_adds_its_columns_behind_osu_s():
 def test_collectives_with_all_candidates(name):
     """Three ranks: shares are uneven, trees are lopsided. The lengths are no multiple of a chunk or of the ranks."""
     candidates = "mpi,mpi-tuned,none,split,bound:abs=2e-4,zfp:rate=16,auto"
-    said = bench(3, name, "-m", "4:300K", "--step", "40", "--chunk", "10000", *QUICK, "--compare", candidates)
-    rows = [line.split() for line in said.splitlines()[3:]]
+    shown = bench(3, name, "-m", "4:300K", "--step", "40", "--chunk", "10000", *QUICK, "--compare", candidates)
+    rows = [line.split() for line in shown.splitlines()[3:]]
     assert [row[:2] for row in rows] == [
         [str(size), name] for size in (4, 160, 6400, 256000) for name in candidates.split(",")
     ]
@@ -67,11 +67,11 @@ def test_collectives_with_all_candidates(name):
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_that_are_started(name):
-    said = bench(2, f"i{name}", "-m", "64K:64K", *QUICK, "-t", "3", "--codec", "split")
-    assert said.splitlines()[1].startswith("# OSU MPI Non-blocking ")
-    names = said.splitlines()[-2].split("(us)")
+    shown = bench(2, f"i{name}", "-m", "64K:64K", *QUICK, "-t", "3", "--codec", "split")
+    assert shown.splitlines()[1].startswith("# OSU MPI Non-blocking ")
+    names = shown.splitlines()[-2].split("(us)")
     assert [name.strip() for name in names[:3]] == ["# Size             Overall", "Compute", "Pure Comm."]
-    size, overall, compute, pure, overlap = map(float, said.splitlines()[-1].split())
+    size, overall, compute, pure, overlap = map(float, shown.splitlines()[-1].split())
     assert size == 65536 and min(overall, compute, pure) > 0 and 0 <= overlap <= 100
 
 
@@ -81,8 +81,8 @@ def test_collectives_that_are_started(name):
 )
 def test_messages_between_two(name, ranks, columns):
     for codec in ("mpi", "auto", "split", "zfp:rate=8"):
-        said = bench(ranks, name, "-m", "1K:128K", "--step", "128", *QUICK, "--codec", codec)
-        rows = [line.split() for line in said.splitlines() if line and not line.startswith("#")]
+        shown = bench(ranks, name, "-m", "1K:128K", "--step", "128", *QUICK, "--codec", codec)
+        rows = [line.split() for line in shown.splitlines() if line and not line.startswith("#")]
         assert [row[0] for row in rows] == ["1024", "131072"] and all(len(row) == columns for row in rows)
     done = run(3, "-m", "osu_bench", "latency")
     assert done.returncode == 2
@@ -108,8 +108,8 @@ def test_values_of_the_user_s(tmp_path):
     import numpy as np
 
     np.save(tmp_path / "mine.npy", np.arange(1000, dtype=np.float64))
-    said = bench(2, "allgather", "-m", "64K:64K", "--data", str(tmp_path / "mine.npy"), *QUICK, "--compare", "mpi,mpc")
-    assert "mine.npy (float64)" in said
+    shown = bench(2, "allgather", "-m", "64K:64K", "--data", str(tmp_path / "mine.npy"), *QUICK, "--compare", "mpi,mpc")
+    assert "mine.npy (float64)" in shown
 
 
 def test_files_that_are_written(tmp_path):
@@ -181,5 +181,5 @@ def test_a_gpu_that_is_not_there_is_named():
 
 def test_mpich_too(mpich):
     candidates = "mpi,mpi-tuned,none,split,p2p,p2p-chain,auto"
-    said = bench(3, "bcast", "-m", "64K:1M", "--step", "16", *QUICK, "--compare", candidates, mpich=mpich)
-    assert len(said.splitlines()) == 3 + 2 * 7
+    shown = bench(3, "bcast", "-m", "64K:1M", "--step", "16", *QUICK, "--compare", candidates, mpich=mpich)
+    assert len(shown.splitlines()) == 3 + 2 * 7

@@ -43,18 +43,18 @@ def stalls(stalled: int) -> StallDetector:
 def test_stall_is_reported_after_a_moment(ticks: list[int]) -> None:
     found = stalls(5 * MS)
     assert not found.check(100 * MS, 106 * MS, 3)
-    assert found and not found.settle(106 * MS + HELD_NS)
-    reported = found.settle(107 * MS + HELD_NS)
+    assert found and not found.flush(106 * MS + HELD_NS)
+    reported = found.flush(107 * MS + HELD_NS)
     assert [one.text for one in reported] == ["stall: rank 2 (h2) did not run for 5.0 ms in broadcast (call 9)"]
     assert [(one.kind, one.ranks) for one in reported] == [("stall", (2,))]
-    assert not found and not found.settle(200 * MS + HELD_NS)
+    assert not found and not found.flush(200 * MS + HELD_NS)
 
 
 def test_pause_of_the_whole_machine_is_no_stall(ticks: list[int]) -> None:
     found = stalls(5 * MS)
     found.check(100 * MS, 106 * MS, 3)
     ticks[0] += 1
-    assert not found.settle(107 * MS + HELD_NS) and not found
+    assert not found.flush(107 * MS + HELD_NS) and not found
 
 
 def test_short_gap_is_no_stall(ticks: list[int]) -> None:
@@ -66,7 +66,7 @@ def test_frequent_stalls_are_not_reported_singly(ticks: list[int]) -> None:
     found = stalls(30 * MS)
     often = [found.check(at * 40 * MS, (at * 40 + 31) * MS, 3) for at in range(FREQUENT + 2)]
     assert often == [False] * (FREQUENT - 1) + [True] * 3
-    assert len(found.settle(10_000 * MS)) == FREQUENT - 1
+    assert len(found.flush(10_000 * MS)) == FREQUENT - 1
 
 
 def test_short_stalls_under_cpu_pressure_do_not_count(ticks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

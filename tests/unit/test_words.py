@@ -23,7 +23,7 @@ SUFFIXES = {".py", ".md", ".cu", ".h", ".cpp", ".cfg", ".html", ".js", ".css", "
 PHRASES = {
     r"MPI's own": "native MPI, the MPI library's",
     r"crank\w*": "progress driver, poll",
-    r"letters?": "control message, envelope",
+    r"letters?(?!-spacing)": "control message, envelope",
     r"says? whether": "return True if",
     r"st(?:ands?|ood|anding) still": "is stalled, idles",
     r"plainly": "raw, without a codec",
@@ -105,33 +105,13 @@ NAMES = {
 """Identifiers that are gone, and what they are called now."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    r"letters?": ("mpi_gpucomp/", "docs/"),
+    r"letters?(?!-spacing)": ("mpi_gpucomp/", "docs/"),
     "FORMS": ("mpi_gpucomp/_", "tests/"),
 }
 """Where a phrase or a name is checked, if it has another meaning elsewhere."""
 
-PENDING: tuple[str, ...] = (
-    "CHANGELOG.md",
-    "README.md",
-    "docs/",
-    "kernels/",
-    "mpi_gpucomp/_dispatch/",
-    "mpi_gpucomp/_tuning/",
-    "mpi_gpucomp/engine/",
-    "mpi_gpucomp/monitor/",
-    "osu_bench/experiments/",
-    "osu_bench/report/",
-    "osu_bench/suite/",
-    "tests/bench/",
-    "tests/mpi/test_communicator.py",
-    "tests/mpi/test_flight.py",
-    "tests/mpi/test_peer_errors.py",
-    "tests/unit/test_blame.py",
-    "tests/unit/test_failure.py",
-    "tests/unit/test_monitor_",
-    "tests/unit/test_processor.py",
-)
-"""Paths that still use the old words: remove a line when its part is clean, and add none."""
+EXEMPT: tuple[str, ...] = ("osu_bench/experiments/training/data.py",)
+"""A file whose text is data: a change of its words would change the losses that were measured with it."""
 
 SAME_CLASS_NAME: dict[str, str] = {
     "Outgoing": "pending: messages, links, rails",
@@ -222,7 +202,7 @@ def class_definitions() -> dict[str, list[str]]:
 
 
 def check_none(found: list[Use]) -> None:
-    wrong = [use for use in found if not use.path.startswith(PENDING)]
+    wrong = [use for use in found if not use.path.startswith(EXEMPT)]
     assert not wrong, "\n" + "\n".join(map(str, wrong))
 
 
