@@ -221,20 +221,23 @@ def records_name_the_rail() -> list[list[int]]:
     found = []
     with make_comm(codec="none") as comm:
         comm.Barrier()
-        box = comm._runtime.monitor.process.box
+        records = comm._runtime.monitor.process.buffer
         for _ in range(2):
-            before = len(box.records())
+            before = len(records.records())
             buffer = np.zeros(1_000_000, np.float32)
             comm.Sendrecv(values(1_000_000, RANK), NEXT, 3, buffer, PREVIOUS, 3)
             assert np.array_equal(buffer, values(1_000_000, PREVIOUS))
-            some = box.records()[before:]
+            some = records.records()[before:]
             found.append(
                 sorted({(int(one["kind"] == SEND), int(one["rail"])) for one in some if one["kind"] in (SEND, RECV)})
             )
             comm.Barrier()
             for peer in {NEXT, PREVIOUS}:
                 cut(comm, peer, 0)
-        assert {one["args"]["rail"] for one in trace([box])["traceEvents"] if "rail" in one.get("args", ())} == {0, 1}
+        assert {one["args"]["rail"] for one in trace([records])["traceEvents"] if "rail" in one.get("args", ())} == {
+            0,
+            1,
+        }
     return found
 
 

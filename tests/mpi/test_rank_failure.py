@@ -160,7 +160,7 @@ def assert_rank_1_was_interrupted(job: Started) -> None:
     status, output, errors = job.end()
     assert status != 0
     assert "KeyboardInterrupt" in errors
-    why = "rank 1 ends with KeyboardInterrupt in the middle of allreduce 'weights', and the whole job with it"
+    why = "rank 1 exits with KeyboardInterrupt during allreduce 'weights': aborting the job"
     assert why in errors, output + errors
 
 
