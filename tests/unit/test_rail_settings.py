@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from mpi_gpucomp import config
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.rails import Rails, resolve_rails
-from mpi_gpucomp.transport.rails.discovery import Rail, find_rail, listen
+from mpi_gpucomp.transport.rails.backends import Capabilities
+from mpi_gpucomp.transport.rails.discovery import Rail, _RankInfo, find_rail, listen
 
 DEVICES, TIMEOUT, LIMIT, WIRE = (
     setting.variable for setting in (config.RAILS, config.RAIL_TIMEOUT, config.RAIL_LIMIT, config.RAIL_WIRE)
@@ -89,3 +91,15 @@ def test_sockets_are_bound_to_their_device() -> None:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0") == b"lo"
         made.bind(("127.0.0.1", 0))
         made.connect(listener.getsockname())
+
+
+def test_published_settings_are_validated() -> None:
+    own = _RankInfo([("127.0.0.1", 80)], [[0]], Capabilities("tcp", False, "not requested", (False,)), "no device")
+    assert _RankInfo.parse(json.dumps(own), 1, 0) == own
+    for text in ("", "[]", "{}", '[[["a", "b"]], [], ["tcp", 0, "", [], null], null]', "[[], [[{}]], [1, 2], null]"):
+        with pytest.raises(SpecError) as error:
+            _RankInfo.parse(text, 1, 0)
+        assert str(error.value) == (
+            f"rank 0: rails of rank 1: expected addresses, tiers and capabilities, got {text!r}. "
+            "Install the same version of mpi_gpucomp on every rank."
+        )

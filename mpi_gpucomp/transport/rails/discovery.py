@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import json
 import secrets
 import socket
 import struct
@@ -20,9 +21,12 @@ from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from mpi_gpucomp import config
 from mpi_gpucomp.errors import GpucompError, RankFailedError, SpecError
 from mpi_gpucomp.transport.rails import backends
+from mpi_gpucomp.transport.rails.backends import Capabilities
 from mpi_gpucomp.transport.rails.connector import SECRET_BYTES
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpi_gpucomp.transport.rails.backends import Capabilities, RailBackend
+    from mpi_gpucomp.transport.rails.backends import RailBackend
 
 __all__ = [
     "Peers",
@@ -222,6 +226,43 @@ class _RankInfo(NamedTuple):
     capabilities: Capabilities
     fault: str | None
 
+    @classmethod
+    def parse(cls, text: str, peer: int, rank: int) -> _RankInfo:
+        """Read the JSON of a peer."""
+        try:
+            listening, tiers, (wire, has_ucx, version, rdma, ucx_fault), fault = json.loads(text)
+            return cls(
+                [(str(host), int(port)) for host, port in listening],
+                [[int(rail) for rail in tier] for tier in tiers],
+                Capabilities(
+                    str(wire),
+                    bool(has_ucx),
+                    str(version),
+                    tuple(map(bool, rdma)),
+                    None if ucx_fault is None else str(ucx_fault),
+                ),
+                None if fault is None else str(fault),
+            )
+        except (ValueError, TypeError) as error:
+            raise SpecError(
+                f"rails of rank {peer}",
+                expected="addresses, tiers and capabilities",
+                got=f"{text[:200]!r}",
+                remedy="Install the same version of mpi_gpucomp on every rank.",
+                rank=rank,
+            ) from error
+
+
+def _allgather_text(comm: MPI.Intracomm, text: str) -> list[str]:
+    """Return the texts of all ranks; nothing from a peer is unpickled."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.empty(comm.size, np.int32)
+    comm.Allgather(np.array([data.size], np.int32), lengths)
+    gathered = np.empty(int(lengths.sum()), np.uint8)
+    comm.Allgatherv(data, [gathered, lengths])
+    ends = np.cumsum(lengths)
+    return [gathered[end - length : end].tobytes().decode() for end, length in zip(ends, lengths, strict=True)]
+
 
 def discover(comm: MPI.Intracomm, settings: Rails) -> Peers:
     """Listen on this rank's rails, and exchange addresses and a secret with all ranks; collective."""
@@ -237,7 +278,9 @@ def discover(comm: MPI.Intracomm, settings: Rails) -> Peers:
     tiers = [[next(numbers) for _ in tier] for tier in names]
     capabilities = backends.probe_capabilities(settings.wire, rails)
     listening = [one.getsockname()[:2] for one in listeners]
-    ranks: list[_RankInfo] = comm.allgather(_RankInfo(listening, tiers, capabilities, fault))
+    own = _RankInfo(listening, tiers, capabilities, fault)
+    texts = _allgather_text(comm, json.dumps(own))
+    ranks = [_RankInfo.parse(text, peer, comm.rank) for peer, text in enumerate(texts)]
     try:
         _check(ranks, comm.rank)
         kinds = backends.agree([info.capabilities for info in ranks], comm.rank)
@@ -273,8 +316,11 @@ def _check(ranks: list[_RankInfo], rank: int) -> None:
 
 def check_connected(comm: MPI.Intracomm, settings: Rails, unreached: Iterable[int]) -> None:
     """Raise on all ranks if a rank could not connect to its peers `unreached`; collective."""
-    lost: list[list[int]] = comm.allgather(sorted(unreached))
-    pairs = sorted({(min(rank, peer), max(rank, peer)) for rank, peers in enumerate(lost) for peer in peers})
+    lost = np.zeros((comm.size, comm.size), np.uint8)
+    own = np.zeros(comm.size, np.uint8)
+    own[list(unreached)] = 1
+    comm.Allgather(own, lost)
+    pairs = sorted({(min(pair), max(pair)) for pair in np.argwhere(lost).tolist()})
     if pairs:
         raise RankFailedError(
             "rails",
