@@ -119,7 +119,10 @@ class Runtime:
         If later calls with the same signature may bypass dispatch, return the communicator to use and for how long.
         """
         if plan.route is Route.ENGINE:
-            Request(self._submit(plan, call, background=False), self.driver, call).Wait()
+            job = self._submit(plan, call, background=False)
+            self.driver.wait(job)
+            if job.error is not None:
+                raise job.error
             return None
         comm = self.native.run(call, plan)
         if (callback := self.native.callback_of(call)) is not None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 __all__ = [
-    "COLLECTIVES",
     "DEFAULT",
     "FAMILIES",
     "AlgorithmSweep",
@@ -42,17 +41,6 @@ __all__ = [
 ]
 
 DEFAULT = "default"
-COLLECTIVES = (
-    "bcast",
-    "reduce",
-    "allreduce",
-    "allgather",
-    "reduce_scatter",
-    "reduce_scatter_block",
-    "alltoall",
-    "gather",
-    "scatter",
-)
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -230,10 +218,10 @@ def variants(collective: str) -> list[Variant]:
 
 def known_variants(collective: str, of: Family | None) -> list[Variant]:
     """Return the default and the variants that a family may have."""
-    if collective not in COLLECTIVES:
+    if collective not in OPEN_MPI.table:
         raise SpecError(
             "collective",
-            expected=f"one of {', '.join(COLLECTIVES)}",
+            expected=f"one of {', '.join(OPEN_MPI.table)}",
             got=f"'{collective}'",
             remedy="Compare with mpi in place of mpi-tuned.",
         )

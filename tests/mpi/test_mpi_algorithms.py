@@ -40,7 +40,7 @@ class TestTuned:
         family = next(family for family in algorithms.FAMILIES if family.name == mpi)
         expected = {name: ["default", *table] for name, table in family.table.items()}
         assert found["every_candidate"]["tried"] == expected
-        assert list(expected) == list(algorithms.COLLECTIVES)
+        assert list(expected) == list(algorithms.OPEN_MPI.table)
         assert all(3 <= len(names) <= 8 for names in expected.values())
 
     def test_the_winner_runs_in_the_block_and_nowhere_else(self, found: dict[str, Any]) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpi_gpucomp._call.calls import Call, parse_call
+from mpi_gpucomp._call.calls import PARSERS, Call, parse_call
 from mpi_gpucomp._call.staging import HostStaging, mpi4py_accepts
-from mpi_gpucomp.errors import BufferSpecError
+from mpi_gpucomp.errors import BufferSpecError, SpecError
+from mpi_gpucomp.schedule.ir import COLLECTIVE_OF, PASSTHROUGH_METHODS
 
 
 def read(method: str, *args: Any, rank: int = 1, size: int = 3) -> Call:
@@ -165,3 +166,32 @@ def test_unaligned_elements_are_supported_but_not_passed_to_mpi4py_as_they_are()
     call = read("Bcast", odd, 0)
     assert call.signature == "Bcast of 6 x float32, root 0"
     assert not mpi4py_accepts(call)
+
+
+def test_every_method_of_the_table_of_collectives_has_a_parser():
+    assert set(PARSERS) == {*COLLECTIVE_OF, *PASSTHROUGH_METHODS}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"codex": "split"}, "got codex=. Did you mean codec?"),
+        ({"chunk": 0}, "expected chunk= as a positive number of bytes, got 0. Change it or leave it out."),
+        ({"priority": "high"}, "expected priority= as an integer, got 'high'. Change it or leave it out."),
+        ({"callback": 3}, "expected callback= as a callable, got 3. Change it or leave it out."),
+    ],
+)
+def test_bad_options_are_errors(options, message):
+    with pytest.raises(SpecError) as caught:
+        parse_call("Bcast", (numbers(6),), options, 1, 3)
+    assert str(caught.value).startswith("rank 1: Bcast: ") and str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize("root", [None, "0", 3, -1, 1.0])
+def test_a_bad_root_is_an_error(root):
+    with pytest.raises(SpecError) as caught:
+        read("Bcast", numbers(6), root)
+    assert str(caught.value) == (
+        f"rank 1: Bcast: expected a root from 0 to 2, got {root!r}. "
+        "Pass the rank of the root in this communicator, the same on every rank."
+    )
