@@ -81,20 +81,20 @@ def test_our_line_of_the_demonstration():
 
 
 @needs_mpirun
-def test_table_of_times_by_turns():
+def test_table_of_alternating_runs():
     done = run(3, "-m", "osu_bench.experiments.any_order", "--collectives=30", "--repeat=1", "--candidates=mpi")
     assert done.returncode == 0, done.stderr
     title, columns, *rows = done.stdout.strip().splitlines()
-    assert title == "# 30 collectives on 3 ranks, 2 slots, seed 1: median of 1 runs by turns, all verified"
+    assert title == "# 30 collectives on 3 ranks, 2 slots, seed 1: median of 1 alternating runs, all verified"
     assert columns.split() == ["#", "candidate", "started", "Time", "(ms)", "shuffled", "/", "this"]
     assert [row.split()[:2] for row in rows] == [["ours", "shuffled"], ["ours", "in"], ["mpi", "in"]]
     assert rows[0].split()[-1] == "1.00"
 
 
-def test_a_candidate_that_nobody_knows():
+def test_an_unknown_candidate_is_an_error():
     done = demonstrate("--candidates=nccl")
     assert done.returncode == 2
-    assert done.stderr.endswith("error: expected candidates out of ours, mpi, gloo, got nccl\n")
+    assert done.stderr.endswith("error: expected some of ours, mpi, gloo, got nccl\n")
 
 
 @needs_mpirun

@@ -15,7 +15,7 @@ from osu_bench.launcher import find
 ROOT = Path(__file__).parents[2]
 BLOCKS = [
     pytest.param(block, id=f"{document}-{number}")
-    for document in ("README.md", "CONTRIBUTING.md", "docs/TORCH.md")
+    for document in ("README.md", "CONTRIBUTING.md", "docs/CODECS.md", "docs/TORCH.md")
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL))
 ]
 
