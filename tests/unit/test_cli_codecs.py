@@ -449,7 +449,7 @@ def test_figures_of_the_codecs(capsys: pytest.CaptureFixture[str]) -> None:
         "zfp:rate=8 encode / zfpy": 6,
         "zfp:rate=8 decode / zfpy": 5,
         "bound:abs=0.0002 encode / our zfp:rate=8": 3,
-        "split on bfloat16, plain / encoded bytes": 1.45,
+        "split on bfloat16, raw / encoded bytes": 1.45,
         "split on bfloat16 encode / zstd level 1": 1,
         "split on bfloat16 decode / zstd level 1": 1,
         "reduce sum / numpy's in-place add": 0.7,
