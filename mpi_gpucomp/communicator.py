@@ -305,7 +305,7 @@ class Communicator:
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]
     ) -> None:
         """Reduce, and scatter the result in blocks of `recvcounts` elements."""
-        recvcounts = self._dispatcher.share_counts(sendbuf, recvbuf, recvcounts, options)
+        recvcounts = self._dispatcher.share_counts("Reduce_scatter", sendbuf, recvbuf, recvcounts, options)
         self._dispatcher.run("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
 
     def Reduce_scatter_block(
@@ -392,7 +392,7 @@ class Communicator:
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM, **options: Unpack[CallOptions]
     ) -> Request:
         """Start a reduce-scatter in blocks of `recvcounts` elements."""
-        recvcounts = self._dispatcher.share_counts(sendbuf, recvbuf, recvcounts, options)
+        recvcounts = self._dispatcher.share_counts("Ireduce_scatter", sendbuf, recvbuf, recvcounts, options)
         return self._dispatcher.start("Reduce_scatter", (sendbuf, recvbuf, recvcounts, op), options)
 
     def Ireduce_scatter_block(

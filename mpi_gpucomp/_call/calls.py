@@ -77,6 +77,8 @@ class Call:
     """The output overwrites the start of the input, once that is no longer read (a reduce-scatter in place)."""
     unsupported: str | None = None
     """Why only the MPI library can run the call, if so."""
+    part_of: str = ""
+    """The method of the user that this call is a part of, if it is not the user's own."""
 
     @property
     def blocks(self) -> Blocks:
@@ -109,7 +111,8 @@ class Call:
         known = COLLECTIVES.get(self.collective)
         root = f", root {self.root}" if known and known.rooted else ""
         op = f", {self.op}" if self.op != "replace" else ""
-        return f"{self.title} of {what} x {self.blocks.buffer.dtype}{root}{op}"
+        part = f" for {self.part_of}" if self.part_of else ""
+        return f"{self.title}{part} of {what} x {self.blocks.buffer.dtype}{root}{op}"
 
 
 def parse_call(

@@ -146,7 +146,7 @@ class Dispatcher:
 
     # Arguments that take all ranks
 
-    def share_counts(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, options: CallOptions) -> Any:
+    def share_counts(self, title: str, sendbuf: Any, recvbuf: Any, recvcounts: Any, options: CallOptions) -> Any:
         """Return the counts of a reduce-scatter; where they are left out the ranks exchange them, as in mpi4py.
 
         The ranks of a named call may all be elsewhere, so there they are not exchanged.
@@ -155,11 +155,12 @@ class Dispatcher:
             return recvcounts
         counts = np.zeros(self._size, np.int64)
         try:
-            topic = "Reduce_scatter"
-            own = read_blocks(recvbuf, writable=True, topic=topic, rank=self._rank, allow_unaligned=True).counts[0]
+            own = read_blocks(recvbuf, writable=True, topic=title, rank=self._rank, allow_unaligned=True).counts[0]
         except Exception:
             own = -1  # raised again when the call itself is parsed, and reported to the other ranks
-        self.run("Allgather", (np.array([own]), counts), {})
+        call = parse_call("Allgather", (np.array([own]), counts), {}, self._rank, self._size)
+        call = replace(call, part_of=title)
+        self.runtime.execute(self._policy.plan(call), call)
         return counts.tolist() if counts.min() >= 0 else None
 
 
