@@ -160,7 +160,11 @@ class Dispatcher:
             own = -1  # raised again when the call itself is parsed, and reported to the other ranks
         call = parse_call("Allgather", (np.array([own]), counts), {}, self._rank, self._size)
         call = replace(call, part_of=title)
-        self.runtime.execute(self._policy.plan(call), call)
+        try:
+            self.runtime.execute(self._policy.plan(call), call)
+        except MPI.Exception as error:
+            self.runtime.native.check_dead(error)
+            raise
         return counts.tolist() if counts.min() >= 0 else None
 
 
