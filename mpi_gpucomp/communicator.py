@@ -91,7 +91,7 @@ class Communicator:
         self._runtime = self._dispatcher.runtime
         self._p2p = PointToPoint(self._comm, self._runtime, self._settings)
         self._engine, self._native = self._runtime.engine, self._runtime.native
-        self._fast_path, self._watch = self._native.fast_path, self._engine.deadlock
+        self._fast_path, self._detector = self._native.fast_path, self._engine.deadlock
         self._deltas = count()
 
     def __enter__(self) -> Communicator:
@@ -234,18 +234,18 @@ class Communicator:
                 self._fast_path[key] = known
             return
         # Passthrough.run written out: every line counts in a path of three microseconds.
-        (comm, lifetime), watch = known, self._watch
+        (comm, lifetime), detector = known, self._detector
         lifetime.ttl -= 1
-        watch.mpi_trace = (watch.mpi_trace * 31 + key[0] + root + BCAST_SALT) & LOW_BITS
-        watch.mpi_calls += 1
-        watch.in_mpi_call = "Bcast"
+        detector.mpi_trace = (detector.mpi_trace * 31 + key[0] + root + BCAST_SALT) & LOW_BITS
+        detector.mpi_calls += 1
+        detector.in_mpi_call = "Bcast"
         try:
             comm.Bcast(buf, root)
         except MPI.Exception as error:
             self._native.check_dead(error)
             raise
         finally:
-            watch.in_mpi_call = None
+            detector.in_mpi_call = None
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Unpack[CallOptions]
@@ -264,18 +264,18 @@ class Communicator:
             if (known := self._dispatcher.run("Allreduce", (sendbuf, recvbuf, op), options)) is not None:
                 self._fast_path[key] = known
             return
-        (comm, lifetime), watch = known, self._watch
+        (comm, lifetime), detector = known, self._detector
         lifetime.ttl -= 1
-        watch.mpi_trace = (watch.mpi_trace * 31 + key[0] + ALLREDUCE_SALT) & LOW_BITS
-        watch.mpi_calls += 1
-        watch.in_mpi_call = "Allreduce"
+        detector.mpi_trace = (detector.mpi_trace * 31 + key[0] + ALLREDUCE_SALT) & LOW_BITS
+        detector.mpi_calls += 1
+        detector.in_mpi_call = "Allreduce"
         try:
             comm.Allreduce(sendbuf, recvbuf, op)
         except MPI.Exception as error:
             self._native.check_dead(error)
             raise
         finally:
-            watch.in_mpi_call = None
+            detector.in_mpi_call = None
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Unpack[CallOptions]) -> None:
         """Gather to all ranks."""

@@ -88,7 +88,7 @@ class Passthrough:
         """
         self._comm, self._engine, self._driver, self._on_rails = comm, engine, driver, on_rails
         self.derived_comms = derived_comms
-        self._watch = engine.deadlock
+        self._detector = engine.deadlock
         engine.deadlock.on_mpi_hang = self._on_mpi_hang
         self._agreed: set[object] = set()
         """Classes of calls that all ranks have compared, or are comparing."""
@@ -121,9 +121,9 @@ class Passthrough:
         check = self._new_check(call, plan)
         if check is not None:
             self._complete(check.job)
-            self._watch.mpi_calls += 1
+            self._detector.mpi_calls += 1
         else:
-            self._watch.count_mpi_call(_extent(call))
+            self._detector.count_mpi_call(_extent(call))
         comm = self.comm_for(call, plan)
         if mpi4py_accepts(call):
             self._call(call.method, call.args, comm)
@@ -141,11 +141,11 @@ class Passthrough:
         Then all ranks make the non-blocking call: MPI does not match it with a blocking one.
         """
         if self._driver.background:
-            self._watch.in_mpi_call = method
+            self._detector.in_mpi_call = method
             try:
                 getattr(comm, method)(*args)
             finally:
-                self._watch.in_mpi_call = None
+                self._detector.in_mpi_call = None
             return
         request = getattr(self._comm, f"I{method.lower()}")(*args)
         while not request.Test():
@@ -159,11 +159,11 @@ class Passthrough:
         self._issue_deferred()
         if self._comm.size > 1 and "Barrier" not in self._agreed:
             self._agreed.add("Barrier")
-            check = self._checked("Barrier", "Barrier", "Barrier")
+            check = self._make_check("Barrier", "Barrier", "Barrier")
             self._complete(check.job)
-            self._watch.mpi_calls += 1
+            self._detector.mpi_calls += 1
         else:
-            self._watch.count_mpi_call(method_salt("Barrier"))
+            self._detector.count_mpi_call(method_salt("Barrier"))
         try:
             self._call("Barrier", (), self._comm)
         except MPI.Exception as error:
@@ -174,15 +174,16 @@ class Passthrough:
 
     def start(self, call: Call, plan: Plan) -> Request:
         """Start a non-blocking call, deferred while the ranks compare it or an earlier one."""
-        own = self._new_check(call, plan)
-        check = own or self._checks.get(_class_of(call, plan))
+        with self._lock:  # a comparison that fails meanwhile must not go unnoticed
+            own = self._new_check(call, plan)
+            check = own or self._checks.get(_class_of(call, plan))
         # In the caller's thread, which the streams of its buffers belong to.
         staging = None if mpi4py_accepts(call) else HostStaging(call)
         args = call.args if staging is None else staging.args
         request = NativeRequest(self._driver, (call, args), staging, self.check_dead, self.callback_of(call))
         deferred = _Deferred(check, own is not None, lambda: getattr(self._comm, call.title)(*args), request)
         if own is None:
-            self._watch.count_mpi_call(_extent(call))
+            self._detector.count_mpi_call(_extent(call))
         with self._lock:
             if check is None and not self._deferred:
                 request.issued(deferred.issue())
@@ -200,21 +201,20 @@ class Passthrough:
 
     def _advance(self) -> None:
         """Hand deferred calls to the MPI library, in program order, up to one that is still being compared."""
-        with self._lock:
-            while self._deferred:
-                head = self._deferred[0]
-                if head.check is not None and not head.check.done:
-                    return
-                self._deferred.popleft()
-                error = head.check.job.error if head.check is not None else None
-                try:
-                    if error is None:
-                        head.request.issued(head.issue())
-                        self._watch.mpi_calls += head.compares
-                except Exception as failed:
-                    error = failed
-                if error is not None:
-                    head.request.fail(error)
+        while self._deferred:
+            head = self._deferred[0]
+            if head.check is not None and not head.check.done:
+                return
+            self._deferred.popleft()
+            error = head.check.job.error if head.check is not None else None
+            try:
+                if error is None:
+                    head.request.issued(head.issue())
+                    self._detector.mpi_calls += head.compares
+            except Exception as failed:
+                error = failed
+            if error is not None:
+                head.request.fail(error)
 
     def callback_of(self, call: Call) -> Callable[[], None] | None:
         """Return the call's callback; if it raises, the other ranks get an error in their next call."""
@@ -240,20 +240,21 @@ class Passthrough:
         if self._comm.size == 1 or key in self._agreed:
             return None
         self._agreed.add(key)
-        return self._checked(key, call.title, plan.signature(call))
+        return self._make_check(key, call.title, plan.signature(call))
 
-    def _checked(self, key: object, title: str, signature: str) -> _Check:
+    def _make_check(self, key: object, title: str, signature: str) -> _Check:
         job = Job(AgreementCheck(title), signature, everyone=True)
         check = self._checks[key] = _Check(job)
 
         def on_done(job: Job) -> None:
-            check.done = True
-            self._checks.pop(key, None)
-            if job.error is not None:
-                # Ranks that disagree may also differ in what they remember: compare everything again.
-                self._agreed.clear()
-                self.fast_path.clear()
-            self._advance()
+            with self._lock:
+                check.done = True
+                self._checks.pop(key, None)
+                if job.error is not None:
+                    # Ranks that disagree may also differ in what they remember: compare everything again.
+                    self._agreed.clear()
+                    self.fast_path.clear()
+                self._advance()
 
         job.on_done = on_done
         return check
@@ -270,12 +271,12 @@ class Passthrough:
 
     def _on_mpi_hang(self, error: Exception) -> None:
         """End a native call that will never return: revoke it where MPI can, else abort the job with the reason."""
-        step = self._watch.mpi_calls
+        step = self._detector.mpi_calls
         with suppress(MPI.Exception, NotImplementedError):
             for comm in (self._comm, *self.derived_comms):
                 comm.Revoke()
         time.sleep(REVOKE_SECONDS)
-        if self._watch.in_mpi_call is not None and self._watch.mpi_calls == step:
+        if self._detector.in_mpi_call is not None and self._detector.mpi_calls == step:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(1)
 
