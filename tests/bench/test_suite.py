@@ -126,7 +126,7 @@ def test_files_that_are_written(tmp_path):
 def test_a_wrong_result_fails_the_run():
     done = run(2, str(HERE / "suite_broken.py"), "bcast", "-m", "64K:256K", *QUICK, "--codec", "broken", "-c")
     assert done.returncode == 1
-    assert re.search(r"broken: \d+ elements of 65536 bytes are wrong", done.stderr)
+    assert re.search(r"broken: \d+ wrong elements in messages of 65536 bytes", done.stderr)
     assert done.stdout.split()[-1] == "Fail" and "131072" not in done.stdout
 
 

@@ -119,7 +119,7 @@ def failed() -> None:
 
 def refused() -> None:
     expected = (
-        f"rank {RANK}: Bcast_init with codec delta: expected contiguous elements of a type that we have kernels for, "
+        f"rank {RANK}: Bcast_init with codec delta: expected contiguous elements of a basic type, "
         "got elements with gaps. Pass a contiguous copy, or another codec."
     )
     complex_ = (

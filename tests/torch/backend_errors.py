@@ -45,7 +45,9 @@ def options() -> None:
 def mismatched_calls(rank: int) -> None:
     """Check errors of calls that differ between ranks, and of outputs of the wrong size."""
     group = dist.new_group()
-    assert_raises(AgreementError, "rank 0: 4 x float32", lambda: dist.all_reduce(torch.ones(4 + rank), group=group))
+    assert_raises(
+        AgreementError, "rank 0: Allreduce of 4 x float32", lambda: dist.all_reduce(torch.ones(4 + rank), group=group)
+    )
     group = dist.new_group()
     assert_raises(
         BufferSpecError,
