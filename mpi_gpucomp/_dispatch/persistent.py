@@ -103,13 +103,15 @@ class _ChainedRequest(Request):
         """Wait until both have completed."""
         self.first.Wait()
         assert self._second is not None
-        self._over = self._second.Wait(status)
-        return self._over
+        self._inactive = self._second.Wait(status)
+        return self._inactive
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if both have completed."""
-        self._over = self._over or (self.first.Test() and self._second is not None and self._second.Test(status))
-        return self._over
+        self._inactive = self._inactive or (
+            self.first.Test() and self._second is not None and self._second.Test(status)
+        )
+        return self._inactive
 
 
 def _read_buffer(dispatcher: Dispatcher, buf: Any, root: int) -> Buffer:
