@@ -30,7 +30,7 @@ from mpi_gpucomp._tuning.model import (
     fit,
     native_seconds,
 )
-from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT, TunedComm
+from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT, TunedComm, agree_max
 from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.codec.auto import ASSUMED, CODINGS, Auto, CodecSpeed, Costs
 from mpi_gpucomp.device import Buffer, dtype_of_name, get_device
@@ -159,7 +159,7 @@ def _seconds(comm: MPI.Intracomm, run: Run) -> float:
     times: list[float] = []
     while len(times) < ROUNDS and (sum(times) < BUDGET or (len(times) < MIN_ROUNDS and sum(times) < SLOW)):
         comm.Barrier()
-        times += _agree_max(comm, [_timed(run)])
+        times += agree_max(comm, [_timed(run)])
     return min(times)
 
 
@@ -167,13 +167,6 @@ def _timed(run: Run) -> float:
     start = perf_counter()
     run()
     return perf_counter() - start
-
-
-def _agree_max(comm: MPI.Intracomm, numbers: Sequence[float]) -> list[float]:
-    """Return the largest of each number on any rank."""
-    largest = np.array(numbers, np.float64)
-    comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
-    return [float(number) for number in largest]
 
 
 def _measure_native(
@@ -266,7 +259,7 @@ def _measure_codecs(comm: MPI.Intracomm, link: LinkCost, device: str) -> Costs:
     arrived = comm.Ibarrier()
     while not arrived.Test():
         sleep(POLL_SECONDS)  # a blocking wait would take a core from ranks that still measure
-    *times, sample = _agree_max(comm, measured)
+    *times, sample = agree_max(comm, measured)
     pairs = zip(times[::2], times[1::2], strict=True)
     coding = {
         (codec.name, name): CodecSpeed(*pair)

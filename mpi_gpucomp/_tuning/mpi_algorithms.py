@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp._tuning import mpi_t
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Settings = Mapping[str, int | float | str]
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Family",
     "TunedComm",
     "Variant",
+    "agree_max",
     "family",
     "keeps_settings",
     "known_variants",
@@ -353,7 +355,14 @@ class AlgorithmSweep:
         for _ in range(rounds):
             with self._settings_for(variant):
                 seconds = call(comm)
-            best = min(best, self._comm.allreduce(seconds, MPI.MAX))
+            best = min(best, *agree_max(self._comm, [seconds]))
             if best > limit:
                 break
         return best
+
+
+def agree_max(comm: MPI.Intracomm, numbers: Sequence[float]) -> list[float]:
+    """Return the largest of each number on any rank: collective."""
+    largest = np.array(numbers, np.float64)
+    comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
+    return [float(number) for number in largest]

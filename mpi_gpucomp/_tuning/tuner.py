@@ -12,6 +12,7 @@ stays the same from call to call.
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp._dispatch.plan import Lifetime, Plan, Route
 from mpi_gpucomp._tuning.measure import calibrate
-from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT, AlgorithmSweep, keeps_settings
+from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT, AlgorithmSweep, agree_max, keeps_settings
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.auto import CANDIDATES, GENERAL, Auto
 from mpi_gpucomp.device import get_device, order_after
@@ -242,7 +243,7 @@ class Tuner:
         if race is None:
             short = self._calibrations[call.collective].native_seconds(call.nbytes) < SHORT_SECONDS
             race = self._races[key] = Race(self._candidates(call, expected, sample), short=short)
-        race.advance(self._agree_max)
+        race.advance(partial(agree_max, self._comm))
         self._comm.Barrier()  # the wait for a late rank must not count
         if race.decided:
             return race.current, None, "auto, the fastest candidate measured for this size"
@@ -269,11 +270,6 @@ class Tuner:
                 found |= sweep.promising(found)
         self._runtime.native.derived_comms.extend(found.values())
         return list(found.values())
-
-    def _agree_max(self, numbers: list[float]) -> list[float]:
-        largest = np.array(numbers, np.float64)
-        self._comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
-        return [float(number) for number in largest]
 
     # Samples
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from mpi_gpucomp.cli.options import allgather_json
 from osu_bench.arguments import CommandParser
 from osu_bench.launcher import find
 
@@ -200,7 +201,7 @@ class Gloo:
         torch.set_num_threads(1)
         self._dist, self._tensor = dist, torch.from_numpy
         server = dist.TCPStore("127.0.0.1", 0, world.size, True, wait_for_workers=False) if world.rank == 0 else None
-        port = world.bcast(server.port if server else None)
+        port = allgather_json(world, server.port if server else None)[0]
         store = server or dist.TCPStore("127.0.0.1", port, world.size, False)
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
 
@@ -249,7 +250,7 @@ def timed(world: MPI.Intracomm, candidate: Runner, calls: Sequence[Call]) -> flo
     wrong = [call.what.name for call in calls if call.wrong()]
     if wrong:
         raise SystemExit(f"wrong results of {len(wrong)} of {len(calls)} collectives, first {wrong[0]}")
-    return float(max(world.allgather(elapsed)))
+    return float(max(allgather_json(world, elapsed)))
 
 
 def measure(world: MPI.Intracomm, options: argparse.Namespace) -> None:

@@ -92,11 +92,14 @@ def broadcast(directory: Path, seconds: float, codec: str) -> None:
     (directory / f"{world.rank}.pid").write_text(str(os.getpid()))
     with Communicator(world, codec) as comm:
         end, calls = time.monotonic() + seconds, 0
-        while world.bcast(time.monotonic() < end):
+        go_on = np.ones(1, bool)
+        while go_on[0]:
             if world.rank == world.size - 1 and (directory / LATE).exists():
                 time.sleep(0.2)
             comm.Bcast(values)
             calls += 1
+            go_on[0] = time.monotonic() < end
+            world.Bcast(go_on)
     if world.rank == 0:
         print(f"# {calls} broadcasts", flush=True)
 

@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
+from mpi_gpucomp.cli.options import allgather_json
 from osu_bench.arguments import CommandParser
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def mean_time(comm: MPI.Intracomm, call: Callable[[], object], repeats: int) -> 
     start = perf_counter()
     for _ in range(repeats):
         call()
-    return float(comm.allreduce((perf_counter() - start) / repeats, MPI.MAX) * 1e6)
+    return float(max(allgather_json(comm, (perf_counter() - start) / repeats)) * 1e6)
 
 
 def compare(comm: MPI.Intracomm, calls: list[Callable[[], object]], repeats: int, rounds: int) -> list[float]:

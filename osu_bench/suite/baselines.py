@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_gpucomp import Communicator
+from mpi_gpucomp.cli.options import allgather_json
 from mpi_gpucomp.errors import DeviceError, SpecError
 
 if TYPE_CHECKING:
@@ -246,13 +247,13 @@ class Gloo:
 
     def _connect_store(self) -> Any:
         """Return a store that rank 0 serves, at an address that it broadcasts over MPI."""
-        one_host = len(set(self._comm.allgather(socket.gethostname()))) == 1
+        one_host = len(set(allgather_json(self._comm, socket.gethostname()))) == 1
         make, at = self._torch.distributed.TCPStore, None
         if self._rank == 0:
             address = LOOPBACK if one_host else own_address()
             store = make(address, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
             at = (address, store.port)
-        address, port = self._comm.bcast(at)
+        address, port = allgather_json(self._comm, at)[0]
         if self._rank != 0:
             store = make(address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
         return store

@@ -12,8 +12,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
+from mpi_gpucomp.cli.options import allgather_json
 from osu_bench.suite.buffers import Memory
 from osu_bench.suite.flags import Defaults
 from osu_bench.suite.runner import Bench, run_sizes
@@ -245,7 +245,7 @@ def _max_error(bench: Bench, one: Candidate, message: Message) -> float:
     bench.report(f"measuring the error of {one.name}")
     message.poison()
     bench.timed(lambda: one.call(message))
-    return float(bench.comm.allreduce(message.max_error(), MPI.MAX))
+    return float(max(allgather_json(bench.comm, float(message.max_error()))))
 
 
 def barrier(flags: Flags) -> int:
@@ -326,7 +326,7 @@ _NUMBERS: np.ndarray[Any, Any] = np.ones(4096)
 
 def _combine(bench: Bench, row: Row, both: Row, compute_us: float) -> None:
     """Compute the overlap as the OSU micro-benchmarks do."""
-    compute_us = bench.comm.allreduce(compute_us) / bench.ranks
+    compute_us = sum(allgather_json(bench.comm, compute_us)) / bench.ranks
     row.wrong += both.wrong
     exposed = max(0.0, both.average_us - compute_us)
     row.extra = {

@@ -16,8 +16,10 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, TextIO
 
+import numpy as np
 from mpi4py import MPI
 
+from mpi_gpucomp.cli.options import allgather_json
 from mpi_gpucomp.cli.output import Progress
 from osu_bench.suite.buffers import memory
 from osu_bench.suite.candidates import make_candidate
@@ -113,16 +115,20 @@ class Bench:
     def _late(self, start: float) -> bool:
         """Return True if the time limit of a size has passed on rank 0."""
         limit = self.flags.seconds
-        return limit is not None and bool(self.comm.bcast(perf_counter() - start > limit))
+        if limit is None:
+            return False
+        late = np.array([perf_counter() - start > limit])
+        self.comm.Bcast(late)
+        return bool(late[0])
 
     def _row(self, size: int, one: Candidate, wrong: int, wire: int) -> Row:
-        all_ranks = self.comm.allgather(self._times[one.name])
+        times, errors, bytes_sent = zip(*allgather_json(self.comm, (self._times[one.name], wrong, wire)), strict=True)
         return row_of(
             size,
             one.name,
-            list(zip(*all_ranks, strict=True)),
-            wrong=self.comm.allreduce(wrong),
-            wire_bytes=self.comm.allreduce(wire, MPI.MAX) or None,
+            list(zip(*times, strict=True)),
+            wrong=sum(errors),
+            wire_bytes=max(bytes_sent) or None,
             note=one.note,
         )
 

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
 from mpi_gpucomp import Communicator
+from mpi_gpucomp.cli.options import allgather_json
 from mpi_gpucomp.torch import HookState, gpucomp_hook
 from osu_bench.experiments.training.results import TrainingRun
 from osu_bench.experiments.training.spreading import parameter_exchange
@@ -102,9 +103,11 @@ def _timed_step(trainer: _Trainer, run: TrainingRun, x: torch.Tensor, y: torch.T
     loss = trainer.step(x, y)
     seconds = perf_counter() - start
     after = trainer.bytes_sent()
-    run.seconds.append(round(WORLD.allreduce(seconds, MPI.MAX), 6))
-    run.losses.append(WORLD.allreduce(loss) / WORLD.size)
-    if before is not None and after is not None:
-        sent = [WORLD.allreduce(later - earlier, MPI.MAX) for earlier, later in zip(before, after, strict=True)]
-        run.parameter_bytes.append(sent[0])
-        run.gradient_bytes.append(sent[1])
+    sent = [later - earlier for earlier, later in zip(before or (), after or (), strict=True)]
+    times, losses, traffic = zip(*allgather_json(WORLD, (seconds, float(loss), sent)), strict=True)
+    run.seconds.append(round(max(times), 6))
+    run.losses.append(sum(losses) / WORLD.size)
+    if sent:
+        parameter_bytes, gradient_bytes = map(max, zip(*traffic, strict=True))
+        run.parameter_bytes.append(parameter_bytes)
+        run.gradient_bytes.append(gradient_bytes)
