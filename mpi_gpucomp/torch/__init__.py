@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp._torch_plugin import register
-from mpi_gpucomp.torch.rendezvous import use_mpi_by_default
+from mpi_gpucomp.torch.rendezvous import register_rendezvous
 
 if TYPE_CHECKING:
     from mpi_gpucomp.torch.backend import GpucompProcessGroup, Options
@@ -47,4 +47,4 @@ def __getattr__(name: str) -> object:
 
 
 register()
-use_mpi_by_default()
+register_rendezvous()

@@ -1,7 +1,8 @@
 """Rendezvous over MPI: rank and size are those of MPI.COMM_WORLD, and rank 0 serves the store.
 
-`init_method="mpi://"` selects it. Importing mpi_gpucomp.torch also makes it the fallback of `env://`, torch's default,
-in processes that an MPI launcher started without MASTER_ADDR. MPI is initialised by the rendezvous, not by the import.
+Importing mpi_gpucomp.torch registers it: `init_method="mpi://"` selects it, and it is the fallback of `env://`, torch's
+default, in processes that an MPI launcher started without MASTER_ADDR. MPI is initialised by the rendezvous, not by the
+import.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch._C._distributed_c10d import Store, TCPStore
 
-__all__ = ["rendezvous", "use_mpi_by_default"]
+__all__ = ["register_rendezvous", "rendezvous"]
 
+SCHEME = "mpi"
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "SLURM_STEP_ID")
 """Variables set by MPI launchers; each launcher sets at least one."""
 TORCH_VARIABLES = ("MASTER_ADDR", "TORCHELASTIC_RUN_ID")
@@ -43,12 +45,13 @@ _count = 0
 
 
 @cache
-def use_mpi_by_default() -> None:
-    """Make `mpi://` the fallback of `env://` in processes started by an MPI launcher without MASTER_ADDR."""
+def register_rendezvous() -> None:
+    """Register `mpi://`; make it the fallback of `env://` in processes that have an MPI launcher and no MASTER_ADDR."""
     if not dist.is_available():
         return
-    from torch.distributed.rendezvous import _rendezvous_handlers
+    from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
+    register_rendezvous_handler(SCHEME, rendezvous)  # type: ignore[no-untyped-call]
     env_rendezvous = _rendezvous_handlers["env"]
 
     @wraps(env_rendezvous)
