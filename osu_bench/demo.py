@@ -30,7 +30,7 @@ from osu_bench.suite.results import Results, Row, Run, load
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import IO
 
 __all__ = ["chart", "conditions", "main", "table"]
@@ -136,7 +136,6 @@ def _benchmark(args: argparse.Namespace, scale: Scale, path: Path) -> list[str]:
 
 def _measure(args: argparse.Namespace, cluster: Cluster | None, program: list[str], display: _Display) -> int:
     """Run the benchmark and show its progress; return its exit code, after its error output if it failed."""
-    # Alarms of the monitor would mix with the table; the demo oversubscribes the cores on purpose.
     environment = {"OSU_BENCH_PROGRESS": "1"}
     with ExitStack() as stack:
         if cluster is not None:
@@ -216,14 +215,14 @@ def _present(args: argparse.Namespace, results: Results) -> int:
     run = results.runs[-1]
     print(f"{table(run)}\n\n{chart(run, colour=sys.stdout.isatty())}\n\n{conditions(run)}")
     if args.json:
-        _write(args.json, lambda path: results.save(path))
-    written = _write(args.html, lambda path: Path(path).write_text(page(results), encoding="utf-8"))
+        _write(args.json, results.save)
+    written = _write(args.html, lambda path: path.write_text(page(results), encoding="utf-8"))
     print(f"Page with all figures: {written}")
     return 0
 
 
-def _write(path: str, write: object) -> Path:
-    assert callable(write)
+def _write(path: str, write: Callable[[Path], object]) -> Path:
+    """Write a file and return its path; the page goes to /tmp if its default place is not writable."""
     target = Path(path).absolute()
     try:
         write(target)

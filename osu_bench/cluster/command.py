@@ -19,8 +19,6 @@ __all__ = ["main"]
 
 HEADER = ("host", "rail", "address", "rate", "link")
 KILLED = 128
-
-
 EXAMPLE = """\
 osu_bench cluster up --hosts 4 --rate 1gbit
 osu_bench cluster run -- osu_bench bcast -m 64M:64M --compare mpi,none,split
@@ -43,15 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> Any:
-    parser = actions.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], about: str, example: str = "") -> Any:
+    """Add an action; `example` holds the arguments of a command line that makes sense."""
+    command = f"osu_bench cluster {name} {example}".rstrip()
+    parser = actions.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", example=command)
     parser.add_argument("--name", default=DEFAULT_NAME, help=f"of the cluster (default {DEFAULT_NAME})")
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_up(actions: Any) -> None:
-    parser = _action(actions, "up", _up, "create the cluster")
+    parser = _action(actions, "up", _up, "create the cluster", "--hosts 8 --rate 400mbit --racks 3 --uplink 200mbit")
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="number of hosts (default 4)")
     parser.add_argument("--rate", default="1gbit", help="link rate per direction: 1gbit (default), 500mbit, unlimited")
     parser.add_argument(
@@ -70,7 +70,9 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _add_run(actions: Any) -> None:
-    parser = _action(actions, "run", _run, "run a program, one MPI rank on each host or several")
+    parser = _action(
+        actions, "run", _run, "run a program, one MPI rank on each host or several", "-- python program.py"
+    )
     parser.add_argument("--mpi", choices=(OPEN_MPI, MPICH), default=OPEN_MPI, help="MPI library (default openmpi)")
     parser.add_argument("--mpich", metavar="PREFIX", help="prefix of the MPICH installation")
     parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="number of ranks, on the first hosts")
@@ -87,9 +89,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _add_cut(actions: Any) -> None:
-    parser = _action(actions, "cut", _cut, "cut a link: remove its carrier, or drop packets (needs nftables)")
-    parser.add_argument("host", type=int, metavar="HOST")
-    parser.add_argument("rail", type=int, nargs="?", default=0, metavar="RAIL")
+    parser = _action(
+        actions, "cut", _cut, "cut a link: remove its carrier, or drop packets (needs nftables)", "2 --silent"
+    )
+    parser.add_argument("host", type=int, metavar="HOST", help="number of the host")
+    parser.add_argument("rail", type=int, nargs="?", default=0, metavar="RAIL", help="one of its links (default 0)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--silent", dest="how", action="store_const", const=SILENT, default=DOWN, help="drop all packets")
     how.add_argument("--loss", dest="how", type=float, metavar="PERCENT", help="drop this percentage of packets")
@@ -102,9 +106,9 @@ def _cut(args: argparse.Namespace) -> int:
 
 
 def _add_heal(actions: Any) -> None:
-    parser = _action(actions, "heal", _heal, "undo cuts: of a link, of a host, or of all hosts")
-    parser.add_argument("host", type=int, nargs="?", metavar="HOST")
-    parser.add_argument("rail", type=int, nargs="?", metavar="RAIL")
+    parser = _action(actions, "heal", _heal, "undo cuts: of a link, of a host, or of all hosts", "2")
+    parser.add_argument("host", type=int, nargs="?", metavar="HOST", help="only this host")
+    parser.add_argument("rail", type=int, nargs="?", metavar="RAIL", help="only this link of the host")
 
 
 def _heal(args: argparse.Namespace) -> int:
@@ -114,11 +118,12 @@ def _heal(args: argparse.Namespace) -> int:
 
 
 def _add_rate(actions: Any) -> None:
-    parser = _action(actions, "rate", _rate, "change the rate of a link, of a host, of all links, or of the uplinks")
+    about = "change the rate of a link, of a host, of all links, or of the uplinks"
+    parser = _action(actions, "rate", _rate, about, "500mbit 2")
     parser.add_argument("--uplink", action="store_true", help="of the uplinks")
     parser.add_argument("rate", metavar="RATE", help="1gbit, 500mbit; 0 or unlimited")
-    parser.add_argument("host", type=int, nargs="?", metavar="HOST")
-    parser.add_argument("rail", type=int, nargs="?", metavar="RAIL")
+    parser.add_argument("host", type=int, nargs="?", metavar="HOST", help="only this host")
+    parser.add_argument("rail", type=int, nargs="?", metavar="RAIL", help="only this link of the host")
 
 
 def _rate(args: argparse.Namespace) -> int:

@@ -368,7 +368,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "action", nargs="?", choices=actions, default="measure", help="attempt: one candidate with a time limit"
     )
-    parser.add_argument("--collectives", type=int, default=200)
+    parser.add_argument("--collectives", type=int, default=200, metavar="N", help="number of collectives (200)")
     parser.add_argument("--seed", type=int, default=1, help="random seed of collectives and orders")
     parser.add_argument("--slots", type=int, default=2, help="collectives of this library that run at a time")
     parser.add_argument("--repeat", type=int, default=5, help="measured runs, after one warm-up")

@@ -66,8 +66,8 @@ EXAMPLE = "mpirun -n 2 osu_bench ddp_cost --codec none"
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the times and their ratio."""
     parser = CommandParser("osu_bench ddp_cost", (__doc__ or "").splitlines()[0], EXAMPLE)
-    parser.add_argument("-i", "--rounds", type=int, default=40)
-    parser.add_argument("--codec", default="none")
+    parser.add_argument("-i", "--rounds", type=int, default=40, help="measured rounds (40)")
+    parser.add_argument("--codec", default="none", metavar="SPEC", help="codec of the calls (none)")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     dist.init_process_group("gpucomp", pg_options=Options(codec=options.codec))

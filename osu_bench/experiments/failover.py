@@ -284,15 +284,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", default="1gbit", help="of each link (1gbit)")
     parser.add_argument("--rails", default="eth0,eth1", help="devices (eth0,eth1: the second is the backup)")
     parser.add_argument("--wire", choices=WIRES, default="tcp", help="transport of the rails (tcp)")
-    parser.add_argument("--operations", type=names, default=["bcast", "allreduce", "send"], metavar="A,B")
+    parser.add_argument(
+        "--operations",
+        type=names,
+        default=["bcast", "allreduce", "send"],
+        metavar="A,B",
+        help="bcast,allreduce,send (default)",
+    )
     parser.add_argument(
         "--how", type=names, default=["down", "silent", "1"], metavar="A,B", help="down, silent or a loss percentage"
     )
     parser.add_argument("--cuts", type=int, default=12, help="per operation (12)")
-    parser.add_argument("-m", "--message-size", type=message_size, default=(1 << 26, 1 << 26), metavar="BYTES")
+    parser.add_argument(
+        "-m",
+        "--message-size",
+        type=message_size,
+        default=(1 << 26, 1 << 26),
+        metavar="BYTES",
+        help="bytes of the messages (64M)",
+    )
     parser.add_argument("--timeout", type=float, default=0.5, help="failure detection timeout in seconds (0.5)")
     parser.add_argument("--limit", type=float, help="seconds in which ranks must make progress (60 or more)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the moments of the cuts")
     parser.add_argument("--native", action="store_true", help="cut under native MPI too, once for each kind")
     parser.add_argument("--mpich", metavar="PREFIX", help="prefix of an MPICH installation, for --native")
     parser.add_argument("--name", default="failover", help="of the cluster")

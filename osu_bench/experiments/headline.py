@@ -111,8 +111,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rates", type=names, default=["1gbit"], metavar="A,B", help="0.5gbit, 1gbit, unlimited (1gbit)"
     )
-    parser.add_argument("-m", "--message-size", type=message_size, default=(1 << 26, 1 << 26), metavar="[MIN:]MAX")
-    parser.add_argument("--data", type=names, default=["weights", "weights-bf16"], metavar="A,B")
+    parser.add_argument(
+        "-m",
+        "--message-size",
+        type=message_size,
+        default=(1 << 26, 1 << 26),
+        metavar="[MIN:]MAX",
+        help="bytes of the messages (64M)",
+    )
+    parser.add_argument(
+        "--data",
+        type=names,
+        default=["weights", "weights-bf16"],
+        metavar="A,B",
+        help="as in the suite (weights,weights-bf16)",
+    )
     parser.add_argument("--full", action="store_true", help="4 and 8 hosts, all rates, 1 to 256 MB, all data: hours")
     parser.add_argument("--seconds", type=float, default=10.0, help="per size, unless 4 rounds take longer (10)")
     parser.add_argument("--mpich", metavar="PREFIX", help="prefix of an MPICH installation, to measure it too")

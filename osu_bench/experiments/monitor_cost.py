@@ -84,8 +84,8 @@ EXAMPLE = "mpirun -n 4 osu_bench monitor_cost --codecs none,split"
 def main(argv: Sequence[str] | None = None) -> None:
     """Print two rows for each codec."""
     parser = CommandParser("osu_bench monitor_cost", (__doc__ or "").splitlines()[0], EXAMPLE)
-    parser.add_argument("-i", "--rounds", type=int, default=200)
-    parser.add_argument("--codecs", default="none,split")
+    parser.add_argument("-i", "--rounds", type=int, default=200, help="measured rounds (200)")
+    parser.add_argument("--codecs", default="none,split", metavar="A,B", help="codecs to measure with (none,split)")
     options, world = parser.parse_args(argv), MPI.COMM_WORLD.Dup()
     if world.rank == 0:
         columns = f"{'off (ms)':>10s}{'added':>9s}{'95 % interval':>20s}"

@@ -370,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser("osu_bench monitor_faults", about, EXAMPLE)
     parser.add_argument("--faults", help=f"some of: {', '.join(FAULTS)}")
     parser.add_argument("--clean", type=float, metavar="SECONDS", help="inject no fault and count alarms for this long")
-    parser.add_argument("--codec", default="none")
+    parser.add_argument("--codec", default="none", metavar="SPEC", help="codec of the broadcasts (none)")
     parser.add_argument("--name", default="osumon", help="name of the cluster")
     parser.add_argument("--traces", metavar="DIRECTORY", help="keep the trace buffers of all ranks in this directory")
     parser.add_argument("--here", action="store_true", help="on this machine, without a cluster")

@@ -63,8 +63,8 @@ EXAMPLE = "mpirun -n 4 osu_bench overhead --codec none"
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a row for each collective and size, with the difference and the ratio."""
     parser = CommandParser("osu_bench overhead", (__doc__ or "").splitlines()[0], EXAMPLE)
-    parser.add_argument("-i", "--rounds", type=int, default=11)
-    parser.add_argument("--codec", default="none")
+    parser.add_argument("-i", "--rounds", type=int, default=11, help="measured rounds (11)")
+    parser.add_argument("--codec", default="none", metavar="SPEC", help="codec of the calls (none)")
     options, native = parser.parse_args(argv), MPI.COMM_WORLD.Dup()
     with Communicator(native, options.codec) as ours:
         if native.rank == 0:

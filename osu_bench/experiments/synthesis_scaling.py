@@ -68,11 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a row for each number of ranks and collective."""
     parser = CommandParser("osu_bench synthesis_scaling", (__doc__ or "").splitlines()[0], EXAMPLE)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, metavar="N", help="multiples of 8")
-    parser.add_argument("--collective", nargs="+", default=COLLECTIVES, metavar="NAME")
+    parser.add_argument(
+        "--collective", nargs="+", default=COLLECTIVES, metavar="NAME", help="collectives to synthesise"
+    )
     parser.add_argument(
         "--time", type=float, default=LIMIT, metavar="SECONDS", help="time limit of the solver (default 30)"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot time against ranks")
     args = parser.parse_args(argv)
     measured = [measure(ranks, name, args.time) for ranks in args.ranks for name in args.collective]
     rows = [

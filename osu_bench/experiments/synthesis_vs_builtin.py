@@ -92,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--racks", type=int, default=1, help="(1)")
     parser.add_argument("--uplink", default=None, metavar="RATE", help="of each rack (unlimited)")
     parser.add_argument("--slow-host", default=None, metavar="RATE", help="of the link of host 2")
-    parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), metavar="A,B")
+    parser.add_argument(
+        "--collectives", type=names, default=list(COLLECTIVES), metavar="A,B", help="collectives to compare (all)"
+    )
     parser.add_argument("-m", "--message-size", type=number, default=8 << 20, metavar="BYTES", help="in total (8M)")
     parser.add_argument("-i", "--rounds", type=int, default=5, help="measured rounds (5)")
     words = list(sys.argv[2:] if argv is None else argv)

@@ -113,7 +113,7 @@ def add_flags(parser: argparse.ArgumentParser, *, windows: bool, nonblocking: bo
     add = osu.add_argument
     add("-m", "--message-size", type=message_size, metavar="[MIN:]MAX", help="bytes of the messages")
     add("-x", "--warmup", type=_at_least(0), metavar="N", help="iterations before the measured ones")
-    add("-i", "--iterations", type=_at_least(1), metavar="N")
+    add("-i", "--iterations", type=_at_least(1), metavar="N", help="measured iterations")
     add("-M", "--mem-limit", type=number, default=1 << 29, metavar="SIZE", help="bytes of buffers on a rank (512M)")
     add("-f", "--full", action="store_true", help="add minimum, maximum and number of iterations")
     add("-z", "--tail-lat", action="store_true", help="add P50, P90 and P99")
@@ -142,5 +142,5 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--data", default="weights", help=f"{', '.join(data.KINDS)} or a .npy file (weights)")
     add("--columns", type=columns, default=[], metavar="A,B,...", help=f"further columns: {', '.join(COLUMNS)}, all")
     add("--json", metavar="FILE", help="write the results, appending to an existing file")
-    add("--csv", metavar="FILE")
+    add("--csv", metavar="FILE", help="write the rows of the table")
     add("--plot", metavar="FILE", help="plot the results: .png, .svg or .pdf")

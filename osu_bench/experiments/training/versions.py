@@ -77,8 +77,8 @@ EXAMPLE = "osu_bench training_versions --steps 2 20 100"
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a table of compression ratios."""
     parser = CommandParser("osu_bench training_versions", "Compression ratios of successive model versions.", EXAMPLE)
-    parser.add_argument("--model", choices=TASKS, default="transformer")
-    parser.add_argument("--size", choices=("small", "large"), default="small")
+    parser.add_argument("--model", choices=TASKS, default="transformer", help="(default transformer)")
+    parser.add_argument("--size", choices=("small", "large"), default="small", help="(default small)")
     parser.add_argument("--rate", type=float, help="learning rate (default: that of the task)")
     parser.add_argument(
         "--steps", type=int, nargs="+", default=[2, 20, 100], help="steps to compare (default 2 20 100)"
