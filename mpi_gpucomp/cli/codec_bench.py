@@ -30,6 +30,8 @@ __all__ = ["Bench", "Measurement", "SampleData", "Support", "largest_error", "ra
 DEVIATION = 0.02
 GENERATED_BYTES = 4 << 20
 GENERATED = ("float16", "bfloat16", "float32", "float64")
+HEADERS = (b"\x93NUMPY", b"PK")
+"""First bytes of a .npy file, and of an archive of several."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,15 @@ def read_sample(path: Path, name: str | None = None) -> SampleData:
 def _load(path: Path) -> NDArray[Any]:
     remedy = "Write one with numpy.save; an array of objects cannot be used."
     try:
+        with path.open("rb") as file:
+            has_header = file.read(6).startswith(HEADERS)
+        if not has_header:  # numpy would take it for a pickle, and recommend to load it as one
+            raise _unusable(path, "a .npy file", "a file without its header", remedy)
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        got = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unusable(path, "a .npy file", got.partition("\n")[0].rstrip("."), remedy) from error
+        got = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+        got = "an array of objects" if got.startswith("Object arrays") else got.rstrip(".")
+        raise _unusable(path, "a .npy file", got, remedy) from error
     if isinstance(array, np.ndarray):
         return array
     array.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.cli.codec_bench import Bench, Support, random_weights, read_sample, why_not
 from mpi_gpucomp.cli.doctor import describe_gpu, describe_library, first_gpu
-from mpi_gpucomp.cli.options import Command, add_options
+from mpi_gpucomp.cli.options import Command, add_options, parse_seconds
 from mpi_gpucomp.cli.output import Progress, table
 from mpi_gpucomp.codec.registry import get_codec, registered
 from mpi_gpucomp.device import DTYPES, Buffer, dtype_of_name, get_device
@@ -47,7 +47,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     option("--dtype", choices=types, metavar="TYPE", help="element type, if the file does not have it")
     option("--device", default="host", help="host or cuda:N (default host)")
     option("--threads", action="store_true", help="use all cores of the host")
-    option("--seconds", type=float, default=0.2, help="time per codec (default 0.2)")
+    option("--seconds", type=parse_seconds, default=0.2, metavar="SECONDS", help="time per codec (default 0.2)")
 
 
 def _run(args: Namespace) -> int:

@@ -41,6 +41,8 @@ LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCA
 """Set by mpirun, mpiexec or srun."""
 THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
 OPTIONAL = {"cramjam": "cramjam", "highspy": "highspy", "torch": "PyTorch"}
+FILES = (config.LOG, config.CSV, config.PROMETHEUS)
+"""The settings that are names of files."""
 PROBE_SECONDS = 60
 CLASS_NET = Path("/sys/class/net")
 
@@ -174,10 +176,10 @@ def _add_settings(report: _Report) -> None:
             report.problems.append(str(error))
     for name, close in config.unknown_variables().items():
         report.warnings.append(f"{name} is not a setting" + (f"; did you mean {close}?" if close else ""))
-    for setting in (config.MONITOR, config.FLIGHT):
-        directory = report.settings.get(setting.variable, config.Resolved(None, "")).value
-        if isinstance(directory, str) and not _can_write(Path(directory)):
-            report.problems.append(f"{setting.variable}: cannot write to {directory}")
+    for setting in (config.MONITOR, config.FLIGHT, *FILES):
+        path = report.settings.get(setting.variable, config.Resolved(None, "")).value
+        if isinstance(path, str) and not _can_write(Path(path).parent if setting in FILES else Path(path)):
+            report.problems.append(f"{setting.variable}: cannot write to {path}")
 
 
 def _can_write(directory: Path) -> bool:

@@ -22,7 +22,7 @@ ITEM_BYTES = 4
 def _add_arguments(parser: ArgumentParser) -> None:
     add_collective(parser)
     add_options(parser, "--size", "--root")
-    add_options(parser, "--codec", help="a codec of `codecs`, or auto (default none)")
+    add_options(parser, "--codec", default="auto", help="a codec of `codecs`, or none (default auto)")
     add_options(parser, "--algorithm", "--chunk")
     add_options(parser, "--plans", help="a schedule library to look for schedules in")
 
@@ -34,11 +34,12 @@ def _run(args: Namespace) -> int:
 
     method = COLLECTIVES[args.collective].method
     options = {name: value for name in ("algorithm", "chunk") if (value := getattr(args, name)) is not None}
-    communicator: Any = Communicator(MPI.COMM_WORLD, args.codec or "none", plans=args.plans and str(args.plans))
+    communicator: Any = Communicator(MPI.COMM_WORLD, args.codec, plans=args.plans and str(args.plans))
     with communicator as comm:
         plan = comm.explain(method, *_arguments(args, comm), **options)
         if comm.rank == 0:
-            print(f"{method} of {format_size(args.size)} float32, {comm.size} ranks\n{plan}")
+            ranks = f"{comm.size} rank{'s' * (comm.size > 1)}"
+            print(f"{method} of {format_size(args.size)} float32, {ranks}\n{plan}")
     return 0
 
 
@@ -56,7 +57,7 @@ def _arguments(args: Namespace, comm: MPI.Intracomm) -> list[Any]:
 COMMAND = Command(
     "explain",
     "print how a communicator would run a collective call, and why",
-    "Bcast --size 64M --codec auto",
+    "Bcast --size 64MB --codec split",
     _add_arguments,
     _run,
     mpirun=4,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.cli.options import Command, add_options
+from mpi_gpucomp.cli.options import Command, add_options, parse_seconds
 from mpi_gpucomp.cli.output import table
 from mpi_gpucomp.monitor import exporters
 from mpi_gpucomp.monitor.blame import blame, read
@@ -165,7 +165,7 @@ def _add_directory(parser: ArgumentParser, variable: str = "MPI_GPUCOMP_MONITOR"
 def _add_monitor_arguments(parser: ArgumentParser) -> None:
     _add_directory(parser)
     option = parser.add_argument
-    option("--every", type=float, default=1.0, metavar="SECONDS", help="interval between updates (default 1)")
+    option("--every", type=parse_seconds, default=1.0, metavar="SECONDS", help="interval between updates (default 1)")
     option("--once", action="store_true", help="print one snapshot as text; the default without a terminal")
     option("--csv", type=Path, metavar="FILE", help="append a row per link and update to this file, which is rotated")
     option("--prometheus", type=Path, metavar="FILE", help="write a file for Prometheus' node exporter")

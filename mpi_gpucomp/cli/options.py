@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentTypeError
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +41,8 @@ __all__ = [
     "find_collective",
     "find_topology",
     "format_size",
+    "parse_count",
+    "parse_seconds",
     "parse_size",
 ]
 
@@ -73,6 +76,24 @@ def parse_size(text: str) -> int:
     return nbytes
 
 
+def parse_count(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return int(text)
+
+
+def parse_seconds(text: str) -> float:
+    """Return a number of seconds, 0 or more."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise ArgumentTypeError(f"expected a number of seconds, 0 or more, got '{text}'")
+    return seconds
+
+
 def format_size(nbytes: float) -> str:
     """Return a size with its unit."""
     for unit, power in reversed(UNITS.items()):
@@ -86,7 +107,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
         "help": f"a topology: a file of `profile`, or one of {', '.join(PRESETS)} (default: {DEFAULT_PRESET})",
     },
-    "--ranks": {"type": int, "metavar": "N", "help": f"number of ranks (default: the topology's, or {DEFAULT_RANKS})"},
+    "--ranks": {
+        "type": parse_count,
+        "metavar": "N",
+        "help": f"number of ranks (default: the topology's, or {DEFAULT_RANKS})",
+    },
     "--root": {"type": int, "default": 0, "metavar": "RANK", "help": "root of the collective (default 0)"},
     "--size": {
         "type": parse_size,

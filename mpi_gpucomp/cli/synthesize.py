@@ -18,6 +18,7 @@ from mpi_gpucomp.cli.options import (
     find_codec_cost,
     find_topology,
     format_size,
+    parse_seconds,
 )
 from mpi_gpucomp.cli.output import CLEAR, milliseconds, table
 from mpi_gpucomp.errors import SpecError
@@ -60,7 +61,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     option("--mixed", action="store_true", help="encode only on the links where it pays")
     option("--sketch", type=Path, metavar="FILE", help="a communication sketch with TACCL's fields (default: derived)")
     option("--chunkup", type=int, metavar="N", help="chunks of each rank's data per loop")
-    option("--time", type=float, default=30.0, metavar="SECONDS", help="time limit of the solver (default 30)")
+    option("--time", type=parse_seconds, default=30.0, metavar="SECONDS", help="time limit of the solver (default 30)")
     add_options(parser, "--output", help="write the schedule to this file, as MSCCL XML")
     add_options(parser, "--plans", help="add the schedule to this library, for sizes around --size")
 

@@ -105,6 +105,7 @@ class Alarms:
         if logged:
             LOGGER.warning("rank %d: %s", self._rank, text)
         if self._log is not None:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d')} {stamp} rank {self._rank}: {text}\n")
 

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from mpi_gpucomp.cli.main import COMMANDS, build_parser, main
-from mpi_gpucomp.cli.options import SHARED, Command, find_collective, format_size, parse_size
+from mpi_gpucomp.cli.options import (
+    SHARED,
+    Command,
+    find_collective,
+    format_size,
+    parse_count,
+    parse_seconds,
+    parse_size,
+)
 from mpi_gpucomp.cli.output import Progress, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +93,22 @@ def test_sizes(text: str, nbytes: int) -> None:
 def test_invalid_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"^expected a size such as 512K or 64MB, got '{text}'$"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "1.5", "four", "²"])
+def test_invalid_numbers_of_ranks(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^expected a whole number of at least 1, got '{text}'$"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "soon"])
+def test_invalid_numbers_of_seconds(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^expected a number of seconds, 0 or more, got '{text}'$"):
+        parse_seconds(text)
+
+
+def test_counts_and_seconds() -> None:
+    assert (parse_count("8"), parse_seconds("0"), parse_seconds("1.5")) == (8, 0.0, 1.5)
 
 
 @pytest.mark.parametrize("name", ["broadcast", "bcast", "Bcast", "BCAST"])

@@ -337,6 +337,11 @@ def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 def test_a_malformed_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "values.npy"
+    path.write_bytes(b"words")
+    assert refused(capsys, str(path)) == (
+        f"python -m mpi_gpucomp: file {path}: expected a .npy file, got a file without its header. "
+        "Write one with numpy.save; an array of objects cannot be used.\n"
+    )
     for content in (b"", b"words", b"\x93NUMPY\x01\x00", Path(save(tmp_path, np.ones(9))).read_bytes()[:-1]):
         path.write_bytes(content)
         message = refused(capsys, str(path))
@@ -349,7 +354,7 @@ def test_a_file_of_objects_or_of_several_arrays(capsys: pytest.CaptureFixture[st
     path = save(tmp_path, np.array([None, "a"]))
     assert refused(capsys, path) == (
         f"python -m mpi_gpucomp: file {path}: expected a .npy file, "
-        "got Object arrays cannot be loaded when allow_pickle=False. "
+        "got an array of objects. "
         "Write one with numpy.save; an array of objects cannot be used.\n"
     )
     np.savez(tmp_path / "values.npz", a=np.ones(3))

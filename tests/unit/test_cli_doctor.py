@@ -77,11 +77,14 @@ def test_a_machine_without_mpi4py_under_a_launcher() -> None:
             "environment variable MPI_GPUCOMP_HOST_LIBRARY: expected the path of a library, got '/nowhere/lib.so', ",
         ),
         ("CUDA_AWARE", "1", "MPI_GPUCOMP_CUDA_AWARE is 1, but MPI is not GPU-aware: "),
+        ("RAIL_WIRE", "ucx", "MPI_GPUCOMP_RAIL_WIRE is ucx, but UCX is not available: "),
         ("FLIGHT", "/dev/null/flight", "MPI_GPUCOMP_FLIGHT: cannot write to /dev/null/flight"),
+        ("CSV", "/dev/null/%r.csv", "MPI_GPUCOMP_CSV: cannot write to /dev/null/%r.csv"),
     ],
 )
 def test_what_a_setting_asks_for_is_missing(variable: str, text: str, problem: str) -> None:
-    done = doctor("--json", **{variable: text})
+    program = "import sys; sys.modules['ucxx'] = None"
+    done = doctor("--json", program=program, **{variable: text})
     assert (done.returncode, done.stderr) == (1, "")
     (found,) = rank(done)["problems"]
     assert found.startswith(problem)

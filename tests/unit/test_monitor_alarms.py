@@ -22,7 +22,7 @@ def test_alarm_is_raised_once_and_ends(
 ) -> None:
     buffer, clock = TraceBuffer.make(64), [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    alarms = Alarms(buffer, 3, tmp_path / "log")
+    alarms = Alarms(buffer, 3, tmp_path / "logs" / "log")
     with caplog.at_level(logging.WARNING):
         assert alarms.add(SLOW) is not None
         clock[0] += 2.0
@@ -34,7 +34,7 @@ def test_alarm_is_raised_once_and_ends(
     assert caplog.messages[0] == "rank 3: slow link: from rank 1 to rank 2"
     assert re.fullmatch(r"rank 3: over after \S+ s: slow link: from rank 1 to rank 2", caplog.messages[1])
     assert alarms.counts == {"slow link": 1} and len(buffer.alarms) == 2
-    assert (tmp_path / "log").read_text().count("slow link") == 2
+    assert (tmp_path / "logs" / "log").read_text().count("slow link") == 2
 
 
 def test_hangs_last_until_progress_and_stalls_are_momentary(monkeypatch: pytest.MonkeyPatch) -> None:
