@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.schedule.ir import Algorithm
 
-__all__ = ["PARSERS", "Call", "CallOptions", "check_options", "parse_call"]
+__all__ = ["PARSERS", "Call", "CallOptions", "check_options", "find_method", "parse_call"]
 
 OPERATIONS = ((MPI.SUM, "sum"), (MPI.PROD, "prod"), (MPI.MIN, "min"), (MPI.MAX, "max"))
 
@@ -450,3 +450,19 @@ PARSERS: dict[str, Callable[..., Call]] = {
     "Exscan": partial(_allreduce, collective="scan"),
 }
 """By mpi4py's name of the blocking method."""
+
+
+def find_method(topic: str, name: str, rank: int) -> str:
+    """Return the blocking method that a name means: Bcast, bcast or Ibcast."""
+    methods = {known.lower(): known for known in PARSERS}
+    method = methods.get(name.lower()) or methods.get(name.lower().removeprefix("i"))
+    if method is None:
+        near = get_close_matches(name.lower(), methods, 1)
+        raise SpecError(
+            topic,
+            expected=f"one of {', '.join(PARSERS)}",
+            got=repr(name),
+            remedy=f"Did you mean {methods[near[0]]}?" if near else "Name a collective as mpi4py does.",
+            rank=rank,
+        )
+    return method

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp._call.buffers import read_blocks
-from mpi_gpucomp._call.calls import parse_call
+from mpi_gpucomp._call.calls import find_method, parse_call
 from mpi_gpucomp._dispatch.plan import Route
 from mpi_gpucomp._dispatch.policy import Policy
 from mpi_gpucomp._dispatch.runtime import Runtime
@@ -121,6 +121,7 @@ class Dispatcher:
 
     def autotune(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Plan:
         """Repeat a call until `auto` has found the fastest plan for it, and return that."""
+        method = find_method("autotune", method, self._rank)
         self.runtime.native.fast_path.clear()  # calls that bypass dispatch now may find a better plan
         self.tuner.racing_reductions = True
         try:
@@ -134,6 +135,7 @@ class Dispatcher:
 
     def explain(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Plan:
         """Return the plan that a blocking call would get, without running it."""
+        method = find_method("explain", method, self._rank)
         call, plan = self._planned(method, args, options, blocking=True, explore=False)
         return self._with_comm(plan, call)
 

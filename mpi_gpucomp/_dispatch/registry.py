@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp._call.calls import PARSERS, check_options
+from mpi_gpucomp._call.calls import check_options, find_method
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class NameRegistry:
 
     def register(self, name: str, collective: str, options: CallOptions) -> None:
         """Register a name for a collective and its options."""
-        method = next((known for known in PARSERS if known.lower() == collective.lower()), None)
-        if method is None or name in self._registered:
+        method = find_method(f"register {name!r}", collective, self._rank)
+        if name in self._registered:
             raise SpecError(
                 f"register {name!r}",
-                expected=f"one of {', '.join(map(str.lower, PARSERS))}, and a new name",
-                got=f"{collective!r}" if method is None else "a name that is registered already",
-                remedy="Choose another name, or mpi4py's name of the collective.",
+                expected="a new name",
+                got="a name that is registered already",
+                remedy="Choose another name.",
                 rank=self._rank,
             )
         check_options(f"register {name!r}", options, self._rank)

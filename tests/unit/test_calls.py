@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpi_gpucomp._call.calls import PARSERS, Call, parse_call
+from mpi_gpucomp._call.calls import PARSERS, Call, find_method, parse_call
 from mpi_gpucomp._call.staging import HostStaging, mpi4py_accepts
 from mpi_gpucomp.errors import BufferSpecError, SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVE_OF, PASSTHROUGH_METHODS
@@ -185,6 +185,20 @@ def test_bad_options_are_errors(options, message):
     with pytest.raises(SpecError) as caught:
         parse_call("Bcast", (numbers(6),), options, 1, 3)
     assert str(caught.value).startswith("rank 1: Bcast: ") and str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize("name", ["Reduce_scatter", "reduce_scatter", "Ireduce_scatter", "IREDUCE_SCATTER"])
+def test_methods_have_the_names_of_mpi4py(name):
+    assert find_method("explain", name, 1) == "Reduce_scatter"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("Bcats", "Did you mean Bcast?"), ("Quicksort", "Name a collective as mpi4py does.")]
+)
+def test_an_unknown_method_is_an_error(name, remedy):
+    with pytest.raises(SpecError) as caught:
+        find_method("explain", name, 1)
+    assert str(caught.value) == f"rank 1: explain: expected one of {', '.join(PARSERS)}, got {name!r}. {remedy}"
 
 
 @pytest.mark.parametrize("root", [None, "0", 3, -1, 1.0])
