@@ -13,9 +13,11 @@ import pytest
 from osu_bench.launcher import find
 
 ROOT = Path(__file__).parents[2]
+EXECUTED = ("README.md", "CONTRIBUTING.md", "docs/CODECS.md", "docs/TORCH.md")
+WRAPPED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 BLOCKS = [
     pytest.param(block, id=f"{document}-{number}")
-    for document in ("README.md", "CONTRIBUTING.md", "docs/CODECS.md", "docs/TORCH.md")
+    for document in EXECUTED
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL))
 ]
 
@@ -36,7 +38,7 @@ assert (back == x).all() and nbytes < x.nbytes
 def test_examples_run(block):
     program = block + (ROUND_TRIP if "register(" in block else "")
     command, environment = [sys.executable, "-c", program], dict(os.environ)
-    if "init_process_group" in block:  # needs mpirun
+    if "init_process_group" in block or "COMM_WORLD" in block:  # needs mpirun
         launcher = find()
         command, environment = launcher.command(2, command), environment | launcher.environment
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120, check=False)
@@ -45,3 +47,13 @@ def test_examples_run(block):
 
 def test_there_are_examples():
     assert len(BLOCKS) >= 3
+
+
+def test_the_readme_is_read_in_ninety_seconds():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("document", WRAPPED)
+def test_lines_of_prose_have_at_most_100_characters(document):
+    prose = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > 100 and not line.startswith("|")] == []
