@@ -149,7 +149,7 @@ def load(path: Path | str) -> Results:
     try:
         content = json.loads(Path(path).read_text())
         return _results(content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last from JSON that is nested too deeply
         got = getattr(error, "strerror", None) or str(error)
         remedy = "Create one with `osu_bench NAME --json FILE`."
         raise BufferSpecError(f"file {path}", expected="results of osu_bench", got=got, remedy=remedy) from error

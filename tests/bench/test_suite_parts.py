@@ -203,7 +203,11 @@ def test_results_come_back_as_they_were(tmp_path):
     )
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": "other", "version": 1}', "[1]"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", '{"format": "other", "version": 1}', "[1]", "[" * 100_000],
+    ids=["empty", "{}", "other", "[1]", "deep"],
+)
 def test_files_that_hold_no_results(content, tmp_path):
     (tmp_path / "r.json").write_text(content)
     with pytest.raises(BufferSpecError) as caught:

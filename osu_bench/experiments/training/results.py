@@ -132,7 +132,7 @@ def load(path: Path | str) -> list[Session]:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}")
         return [_session(entry) for entry in content["sessions"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         got = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         remedy = "Create one with `osu_bench training --json FILE`."
         raise BufferSpecError(
