@@ -198,7 +198,9 @@ def _add_gpu_awareness(report: _Report) -> None:
 
 
 def _add_devices(report: _Report) -> None:
-    facts = {"host library": describe_library(), "GPUs": describe_gpu(first_gpu())}
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    facts = {"cores": f"{len(affinity(0))} usable of {os.cpu_count()}" if affinity else str(os.cpu_count())}
+    facts |= {"host library": describe_library(), "GPUs": describe_gpu(first_gpu())}
     if facts["host library"].startswith("none. "):
         report.problems.append(facts["host library"].removeprefix("none. "))
     facts["CuPy"] = _version("cupy")

@@ -34,16 +34,17 @@ def rank(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_facts_about_this_machine() -> None:
-    done = doctor("--json", HANG="5", WORKERS="2")
+    done = doctor("--json", HANG="5", WORKERS="3")
     assert (done.returncode, done.stderr) == (0, "")
     found = rank(done)
     assert found["software"]["Python"].endswith(f", {sys.executable}")
     loaded = library.host_library()
     assert found["devices and packages"]["host library"] == f"{loaded.level}, {loaded.path}"
+    assert found["devices and packages"]["cores"] == f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"
     assert found["devices and packages"]["GPUs"].startswith("none. device cuda:0: expected ")
     assert "127.0.0.1" in found["network devices"]["lo"]
     assert found["settings"]["MPI_GPUCOMP_HANG"] == {"value": 5.0, "source": "environment"}
-    assert found["settings"]["MPI_GPUCOMP_WORKERS"] == {"value": 2, "source": "environment"}
+    assert found["settings"]["MPI_GPUCOMP_WORKERS"] == {"value": 3, "source": "environment"}
     assert found["settings"]["MPI_GPUCOMP_RAIL_LIMIT"] == {"value": 30.0, "source": "default"}
     assert list(found["settings"]) == [setting.variable for setting in config.SETTINGS]
     assert (found["problems"], found["warnings"]) == ([], [])
@@ -75,6 +76,11 @@ def test_a_machine_without_mpi4py_under_a_launcher() -> None:
             "HOST_LIBRARY",
             "/nowhere/lib.so",
             "environment variable MPI_GPUCOMP_HOST_LIBRARY: expected the path of a library, got '/nowhere/lib.so', ",
+        ),
+        (
+            "WORKERS",
+            "none",
+            "environment variable MPI_GPUCOMP_WORKERS: expected a whole number of at least 1, got 'none'. ",
         ),
         ("CUDA_AWARE", "1", "MPI_GPUCOMP_CUDA_AWARE is 1, but MPI is not GPU-aware: "),
         ("RAIL_WIRE", "ucx", "MPI_GPUCOMP_RAIL_WIRE is ucx, but UCX is not available: "),
