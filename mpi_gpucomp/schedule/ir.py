@@ -10,7 +10,9 @@ scratch. Execution rules:
 - Messages between two ranks on one channel arrive in order. On each rank at most one lane sends to a given peer on a
   given channel, and at most one receives from it.
 - Messages move chunk by chunk. A send completes once its data has been taken, whether or not the peer has received it.
-  A runtime must buffer at least one chunk per (sender, receiver, channel), or two ranks that exchange chunks deadlock.
+- A runtime buffers `BUFFERED_CHUNKS` chunks per connection (sender, receiver, channel), those of all loops together. A
+  chunk occupies the connection from its send until its receive takes it; while the connection is full, sends wait. A
+  schedule that needs more room deadlocks. The library's own algorithms need room for one chunk.
 
 | kind | meaning |
 |---|---|
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "BUFFERED_CHUNKS",
     "COLLECTIVES",
     "COLLECTIVE_OF",
     "KINDS",
@@ -71,6 +74,9 @@ __all__ = [
     "Program",
     "Step",
 ]
+
+BUFFERED_CHUNKS = 8
+"""Chunks that a connection buffers between a send and its receive, as many as MSCCL's runtime does."""
 
 
 class Collective(NamedTuple):

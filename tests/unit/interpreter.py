@@ -1,7 +1,7 @@
 """An independent implementation of the rules of `schedule.ir`: executes an algorithm on integers, in a random order.
 
 It shares no code with the checker. All lanes of all ranks advance in small moves, in an order drawn at random, through
-several loops, and a connection buffers one chunk.
+several loops, and a connection buffers `room` chunks.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ import gc
 from dataclasses import replace
 
 import pytest
+from interpreter import Deadlock, run
 from schedules import i, lane, o, program, s, with_lane, with_program, with_step, with_steps
 
 from mpi_gpucomp.errors import ScheduleError
 from mpi_gpucomp.schedule import Algorithm, Place, Step, checked
 from mpi_gpucomp.schedule.algorithms import build
+from mpi_gpucomp.schedule.ir import BUFFERED_CHUNKS
 from mpi_gpucomp.schedule.verify import _passed, check
 
 RING = build("allreduce", "ring", 4)
@@ -123,32 +125,49 @@ def test_an_exchange_needs_one_chunk_in_flight():
     check(exchange([Step("s", i(1)), Step("r", None, o(1))], [Step("s", i(0)), Step("r", None, o(0))]), in_flight=1)
 
 
-def double(first: str, second: str) -> Algorithm:
-    """Return an exchange of two chunks in each direction, with the given orders of sends (s) and receives (r)."""
-    steps = {
-        0: {"s": [Step("s", i(2)), Step("s", i(3))], "r": [Step("r", None, s(0)), Step("r", None, s(1))]},
-        1: {"s": [Step("s", i(0)), Step("s", i(1))], "r": [Step("r", None, s(0)), Step("r", None, s(1))]},
-    }
+def swap(first: str, second: str) -> Algorithm:
+    """Return an exchange between two ranks, with the given orders of sends (s) and receives (r)."""
+    chunks = first.count("s")
     programs = []
     for rank, order in enumerate((first, second)):
-        left = {kind: iter(these) for kind, these in steps[rank].items()}
-        theirs, mine = 2 * (1 - rank), 2 * rank
-        end = [Step("cpy", s(0), o(theirs), 2), Step("cpy", i(mine), o(mine), 2)]
-        peer = 1 - rank
-        programs.append(program(lane(*(next(left[kind]) for kind in order), *end, send=peer, receive=peer), scratch=2))
-    return Algorithm("double", "alltoall", 2, 4, False, tuple(programs))
+        peer, theirs, mine = 1 - rank, chunks * (1 - rank), chunks * rank
+        moves = {
+            "s": (Step("s", i(theirs + chunk)) for chunk in range(chunks)),
+            "r": (Step("r", None, s(chunk)) for chunk in range(chunks)),
+        }
+        end = [Step("cpy", s(0), o(theirs), chunks), Step("cpy", i(mine), o(mine), chunks)]
+        steps = [next(moves[kind]) for kind in order]
+        programs.append(program(lane(*steps, *end, send=peer, receive=peer), scratch=chunks))
+    return Algorithm("swap", "alltoall", 2, 2 * chunks, False, tuple(programs))
 
 
 def test_sends_block_when_the_connection_is_full():
-    check(double("srsr", "srsr"), in_flight=1)
-    check(double("ssrr", "ssrr"))
-    check(double("ssrr", "ssrr"), in_flight=2)
-    check(double("ssrr", "rrss"), in_flight=1)
-    assert error_of(double("ssrr", "ssrr"), in_flight=1) == (
-        "rank 0: algorithm double: lane 0, step 1 (s to 1): expected a step that can run, got a deadlock: it waits for "
+    check(swap("srsr", "srsr"), in_flight=1)
+    check(swap("ssrr", "ssrr"))
+    check(swap("ssrr", "ssrr"), in_flight=2)
+    check(swap("ssrr", "rrss"), in_flight=1)
+    assert error_of(swap("ssrr", "ssrr"), in_flight=1) == (
+        "rank 0: algorithm swap: lane 0, step 1 (s to 1): expected a step that can run, got a deadlock: it waits for "
         "rank 1, lane 0, step 1 (s to 0), which waits for rank 0, lane 0, step 1 (s to 1). "
-        "Reorder the steps, or remove a dependency."
+        "Receive earlier, or remove a dependency: a connection buffers 1 chunk."
     )
+
+
+def test_a_connection_buffers_eight_chunks():
+    assert BUFFERED_CHUNKS == 8
+    eight, nine = (swap("s" * chunks + "r" * chunks, "s" * chunks + "r" * chunks) for chunks in (8, 9))
+    assert checked(eight) is eight
+    run(eight, room=8)
+    with pytest.raises(ScheduleError) as caught:
+        checked(nine)
+    assert str(caught.value) == (
+        "rank 0: algorithm swap: lane 0, step 8 (s to 1): expected a step that can run, got a deadlock: it waits for "
+        "rank 1, lane 0, step 8 (s to 0), which waits for rank 0, lane 0, step 8 (s to 1). "
+        "Receive earlier, or remove a dependency: a connection buffers 8 chunks."
+    )
+    for algorithm, room in ((eight, 7), (nine, 8)):
+        with pytest.raises(Deadlock):
+            run(algorithm, room=room)
 
 
 def test_long_message_takes_one_slot_per_chunk():
@@ -370,11 +389,13 @@ def test_checked_checks_once(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("mpi_gpucomp.schedule.verify.check", counted)
     assert checked(algorithm) is algorithm and checked(algorithm) is algorithm
-    assert runs == [1]
-    checked(algorithm, in_flight=2)
+    assert runs == [8]
     checked(replace(CHAIN))
-    assert runs == [1, 2, 1]
-    key = (id(algorithm), 1)
+    assert runs == [8, 8]
+    checked(algorithm, in_flight=1)
+    checked(algorithm)
+    assert runs == [8, 8, 1]
+    key = id(algorithm)
     assert key in _passed
     del algorithm
     gc.collect()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import interpreter
 import pytest
 from test_synth import run
 
 from mpi_gpucomp.errors import ScheduleError
+from mpi_gpucomp.schedule.ir import BUFFERED_CHUNKS
 from mpi_gpucomp.schedule.msccl_xml import read, read_header
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.topology import preset
-from mpi_gpucomp.schedule.verify import check
+from mpi_gpucomp.schedule.verify import check, checked
 
 Step = tuple[str, str, int, str, int, int, int, int]
 
@@ -100,6 +102,47 @@ def test_all_pairs_with_channels_scratch_nops_and_dependencies(ranks: int, chann
     assert read_header(allpairs(ranks, channels)).min_bytes == 0
     if ranks == 8:
         assert simulate(algorithm, preset("dgx-a100", 8), 1 << 20, 1 << 14).seconds > 0
+
+
+def allpairs_blocks(ranks: int, block: int) -> str:
+    """Return an all-pairs allreduce that first sends whole blocks to all ranks: each is `block` chunks of a message."""
+    programs = []
+    for rank in range(ranks):
+        others = [peer for peer in range(ranks) if peer != rank]
+        own, sums = rank * block, len(others)
+        blocks: list[tuple[str, list[Step]]] = []
+        for at, peer in enumerate(others):
+            there = (rank - (rank > peer)) * block
+            exchanged = [
+                ("s", "i", peer * block, "s", there, block, -1, -1),
+                ("r", "i", own, "s", at * block, block, -1, -1),
+                ("s", "i", own, "i", own, block, sums, len(others) - 1),
+                ("r", "i", peer * block, "i", peer * block, block, -1, -1),
+            ]
+            blocks.append((f'send="{peer}" recv="{peer}" chan="0"', exchanged))
+        added = [("re", "s", at * block, "i", own, block, at, 1) for at in range(len(others))]
+        blocks.append(('send="-1" recv="-1" chan="0"', added))
+        lengths = f'i_chunks="{ranks * block}" o_chunks="0" s_chunks="{len(others) * block}"'
+        programs.append((lengths, blocks))
+    return text("allreduce", ranks, ranks * block, 1, programs)
+
+
+@pytest.mark.parametrize(("ranks", "block"), [(2, 8), (4, 4), (8, 8)])
+def test_all_pairs_that_send_before_they_receive(ranks: int, block: int):
+    algorithm = checked(read(allpairs_blocks(ranks, block)))
+    interpreter.run(algorithm, room=BUFFERED_CHUNKS)
+    with pytest.raises(ScheduleError, match=f"a connection buffers {block - 1} chunk"):
+        check(algorithm, block - 1)
+
+
+def test_all_pairs_with_blocks_longer_than_the_buffer():
+    with pytest.raises(ScheduleError) as caught:
+        checked(read(allpairs_blocks(2, BUFFERED_CHUNKS + 1)))
+    assert str(caught.value) == (
+        "rank 0: algorithm allreduce_allpairs: lane 0, step 0 (s to 1): expected a step that can run, got a deadlock: "
+        "it waits for rank 1, lane 0, step 0 (s to 0), which waits for rank 0, lane 0, step 0 (s to 1). "
+        "Receive earlier, or remove a dependency: a connection buffers 8 chunks."
+    )
 
 
 @pytest.mark.parametrize("codec", ["none", "split"])

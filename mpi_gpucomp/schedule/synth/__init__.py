@@ -93,7 +93,7 @@ def synthesise(
         other = lower(separate=not kind.reduces)
         times = [simulate(one, topology, nbytes, chunk, codec).seconds for one in (made, other)]
         made = other if times[1] < times[0] * CLEAR_GAIN else made
-    return Synthesis(checked(made), routing, perf_counter() - started)
+    return Synthesis(checked(made, in_flight=1), routing, perf_counter() - started)
 
 
 def _problem(

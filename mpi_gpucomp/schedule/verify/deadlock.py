@@ -2,8 +2,8 @@
 
 A message moves chunk by chunk, each as soon as the connection has room for it. A lane has one next step and a message
 has one receiver, so the set of steps that can ever run does not depend on the order in which they are tried: where this
-order deadlocks, all do. For the same reason one loop is enough: running loop after loop is one of the possible orders
-of several loops.
+order deadlocks, all do. For the same reason one loop is enough, whatever a connection buffers: all messages of a loop
+are received in it, so it leaves the connections empty, and running loop after loop is one of the possible orders.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def execution_order(algorithm: Algorithm, messages: MatchedMessages, in_flight: 
     while ready:
         ready.extend(run.advance(ready.popleft()))
     if run.blocked:
-        raise _deadlock(algorithm, {ref: event[0] for event, refs in run.blocked.items() for ref in refs})
+        raise _deadlock(algorithm, {ref: event for event, refs in run.blocked.items() for ref in refs}, in_flight)
     return run.completed
 
 
@@ -145,13 +145,17 @@ def _chunks_of(algorithm: Algorithm, refs: list[StepRef]) -> list[tuple[StepRef,
     return [(ref, chunk) for ref in refs for chunk in range(step_at(algorithm, ref).count)]
 
 
-def _deadlock(algorithm: Algorithm, missing: dict[StepRef, StepRef]) -> ScheduleError:
-    cycle = _wait_cycle(missing)
+def _deadlock(algorithm: Algorithm, missing: dict[StepRef, Event], in_flight: int | None) -> ScheduleError:
+    cycle = _wait_cycle({ref: event[0] for ref, event in missing.items()})
     names = [f"rank {ref.rank}, {describe(algorithm, ref)}" for ref in (*cycle[1:], cycle[0])]
     if len(names) > MAX_SHOWN:
         names[MAX_SHOWN - 1 : -1] = [f"{len(names) - MAX_SHOWN} more steps"]
     got = f"a deadlock: it waits for {', which waits for '.join(names)}"
     remedy = "Reorder the steps, or remove a dependency."
+    if any(missing[ref][2] == "taken" for ref in cycle):  # only a send to a full connection waits for that
+        remedy = (
+            f"Receive earlier, or remove a dependency: a connection buffers {in_flight} chunk{'s' * (in_flight != 1)}."
+        )
     return error_at(algorithm, cycle[0], "", "a step that can run", got, remedy)
 
 
