@@ -17,6 +17,7 @@ __all__ = [
     "MB",
     "NO_MESSAGE_COST",
     "PER_MB",
+    "RELAY_BYTES",
     "CodecCost",
     "LinkCost",
     "MessageCost",
@@ -40,6 +41,10 @@ square root of the message size. Chunks through shared memory take less time, so
 """
 ENCODED_CHUNKS, MIN_ENCODED_CHUNK, MAX_ENCODED_CHUNK = 16, 1 << 19, 1 << 21
 """With a codec a message is cut into this many chunks, whose size in bytes is clamped."""
+
+
+RELAY_BYTES = 1 << 16
+"""The segment after which a message between nodes is relayed."""
 
 
 class LinkCost(NamedTuple):
@@ -84,19 +89,23 @@ FREE = CodecCost()
 NO_MESSAGE_COST = MessageCost()
 
 
-def chain_seconds(nbytes: int, chunk: int, ranks: int, link: LinkCost, codec: CodecCost = FREE) -> float:
-    """Return the time of an undisturbed chunked chain.
+def chain_seconds(
+    nbytes: int, chunk: int, ranks: int, link: LinkCost, codec: CodecCost = FREE, relay_bytes: int = 0
+) -> float:
+    """Return the time of an undisturbed chunked chain, whose ranks relay segments of `relay_bytes`, or whole chunks.
 
-    Without a codec it is (M/C + n - 2) (a + C b). With a codec the first chunk is encoded, then each stage takes as
-    long as the slowest of encoding, link and decoding, and the last chunk is decoded.
+    Without a codec it is (n - 1) a + M b + (n - 2) S b, where S is the segment or the chunk. With a codec the first
+    chunk is encoded, then each stage takes as long as the slowest of encoding, link and decoding, and the last chunk is
+    decoded.
     """
     if ranks < 2 or not nbytes:
         return 0.0
     loops, chunk_bytes = -(-nbytes // chunk), min(chunk, nbytes)
-    wire = link.seconds(chunk_bytes / codec.ratio)
+    sent = chunk_bytes / codec.ratio
+    forwarded = min(sent, relay_bytes or sent)
     encode, decode = chunk_bytes * codec.encode, chunk_bytes * codec.decode
-    stage = max(encode, wire, decode)
-    return encode + (ranks - 1) * wire + (loops - 1) * stage + decode
+    stage = max(encode, sent * link.per_byte, decode)
+    return encode + link.seconds(sent) + (ranks - 2) * link.seconds(forwarded) + (loops - 1) * stage + decode
 
 
 def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False) -> int:

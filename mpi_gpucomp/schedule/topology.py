@@ -15,6 +15,7 @@ Files are JSON, with microseconds and microseconds per MB:
      "codecs": {"zfp:rate=8": {"encode_us_per_MB": 700, "decode_us_per_MB": 900, "ratio": 4}},
      "processors": [{"ranks": [0, 1, 2, 3], "cores": 2}],
      "per_chunk_us": 100,
+     "relay_bytes": 65536,
      "handling": {"message_us": 60, "us_per_MB": 800, "wait_us": 300, "frame_us": 200}}
 
 `within` may also be a matrix of classes by position in the node. Everything from `pairs` on is optional.
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST, PER_MB, CodecCost, LinkCost, MessageCost
+from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST, PER_MB, RELAY_BYTES, CodecCost, LinkCost, MessageCost
 from mpi_gpucomp.schedule.documents import load
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Topology:
     """Origin of the figures."""
     message_cost: MessageCost = NO_MESSAGE_COST
     """The cost of a message at its sender and its receiver."""
+    relay_bytes: int = RELAY_BYTES
+    """The segment after which a message between nodes is relayed; 0 if only whole messages are forwarded."""
 
     def __post_init__(self) -> None:
         """Raise SpecError if the parts contradict each other."""
@@ -207,6 +210,7 @@ class Topology:
         }
         found["processors"] = [{"ranks": sorted(one.ranks), "cores": one.cores} for one in self.processors]
         found["per_chunk_us"] = _rounded(self.per_chunk * 1e6)
+        found["relay_bytes"] = self.relay_bytes
         if self.message_cost != NO_MESSAGE_COST:
             found["handling"] = {
                 "message_us": _rounded(self.message_cost.message * 1e6),
@@ -258,6 +262,7 @@ FIELDS = (
     "codecs",
     "processors",
     "per_chunk_us",
+    "relay_bytes",
     "handling",
     "fitted",
 )
@@ -296,6 +301,7 @@ def _from_document(document: Document) -> Topology:
         document.get("per_chunk_us", 0).number() * 1e-6,
         document.get("source", "").text(),
         _read_message_cost(document.get("handling", {})),
+        document.get("relay_bytes", RELAY_BYTES).whole(),
     )
 
 
@@ -377,6 +383,8 @@ class NodePreset(NamedTuple):
     inside: tuple[float, float]
     outside: tuple[float, float]
     source: str
+    relay_bytes: int = 0
+    """A GPU-aware MPI sends whole messages."""
 
 
 PRESETS = {
@@ -384,7 +392,9 @@ PRESETS = {
     "dgx2": NodePreset(16, 8, (0.3, 8), (2.6, 105), f"{TACCL}/topo-dgx2-1MB.json"),
     "dgx-a100": NodePreset(8, 8, (0.3, 1e3 / 300), (2.6, 1e3 / 25), DGX_A100),
     "v100-ib": NodePreset(1, 1, (0.3, 46), (2.6, 105), f"{TACCL}/topo-ndv2-1MB.json"),
-    "gigabit": NodePreset(1, 1, (1, 100), (50, 8000), "1 Gbit/s; 50 us, a typical latency of TCP in one room"),
+    "gigabit": NodePreset(
+        1, 1, (1, 100), (50, 8000), "1 Gbit/s; 50 us, a typical latency of TCP in one room", RELAY_BYTES
+    ),
 }
 """Nodes of well-known machines.
 
@@ -429,7 +439,17 @@ def preset(name: str, ranks: int) -> Topology:
     ports = [port for number, node in enumerate(nodes) for port in _ports(machine, number, node, inside, outside)]
     between = "network" if len(nodes) > 1 else None
     title = f"{name}, {len(nodes)} node{'s' * (len(nodes) > 1)}"
-    return Topology(title, nodes, classes, within, between, {}, tuple(ports), GPU_CODECS, source=machine.source)
+    return Topology(
+        title,
+        nodes,
+        classes,
+        within,
+        between,
+        ports=tuple(ports),
+        codecs=GPU_CODECS,
+        source=machine.source,
+        relay_bytes=machine.relay_bytes,
+    )
 
 
 def _cube_mesh(ranks: int) -> Matrix:

@@ -17,14 +17,14 @@ SIMULATED = """\
 topology    gigabit, 4 nodes
 collective  broadcast chain, 4 ranks
 message     64 MB in chunks of 1 MB, codec none
-time        556.9 ms
-busiest     0 -> 1: 64 MB, utilization 96%
+time        538.1 ms
+busiest     0 -> 1: 64 MB, utilization 100%
 messages    192
 
 critical path  times       ms
-0 -> 1            64  540.071
-1 -> 2             1    8.439
-2 -> 3             1    8.439
+0 -> 1            64  536.921
+1 -> 2             1    0.574
+2 -> 3             1    0.574
 """
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from schedules import i, lane, o, program, s
 from test_topology import two_nodes
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule import cost
+from mpi_gpucomp.schedule import Algorithm, ScheduleBuilder, Step, cost
 from mpi_gpucomp.schedule.algorithms import algorithms, build
 from mpi_gpucomp.schedule.cost import CodecCost, LinkCost, MessageCost, chain_seconds, steps_and_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES
@@ -18,8 +19,9 @@ from mpi_gpucomp.schedule.sketch import Sketch
 from mpi_gpucomp.schedule.synth.problem import Problem, chunks_of
 from mpi_gpucomp.schedule.topology import Port, ProcessorModel, Topology, even_nodes, preset
 
-MIB = 1 << 20
+MIB, SEGMENT = 1 << 20, 1 << 16
 WIRE = LinkCost(50e-6, 8e-9)
+CHAIN = build("broadcast", "chain", 4)
 
 
 def hosts(ranks: int, ports: tuple[Port, ...] = (), **changes: object) -> Topology:
@@ -36,14 +38,91 @@ def cards(ranks: int) -> tuple[Port, ...]:
     return tuple(card(rank, direction) for rank in range(ranks) for direction in ("out", "in"))
 
 
+@pytest.mark.parametrize("relay_bytes", [0, SEGMENT, 2 * MIB])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("loops", [1, 2, 37])
 @pytest.mark.parametrize(
     "codec", [None, CodecCost(0.7e-9, 0.9e-9, 4.0), CodecCost(9e-9, 1e-9, 2.0), CodecCost(1e-9, 9e-9, 2.0)]
 )
-def test_chain_matches_the_formula(ranks: int, loops: int, codec: CodecCost | None):
-    found = simulate(build("broadcast", "chain", ranks), hosts(ranks), loops * MIB, MIB, codec)
-    assert found.seconds == pytest.approx(chain_seconds(loops * MIB, MIB, ranks, WIRE, codec or CodecCost()), rel=1e-9)
+def test_chain_matches_the_formula(ranks: int, loops: int, codec: CodecCost | None, relay_bytes: int):
+    topology = hosts(ranks, relay_bytes=relay_bytes)
+    found = simulate(build("broadcast", "chain", ranks), topology, loops * MIB, MIB, codec)
+    expected = chain_seconds(loops * MIB, MIB, ranks, WIRE, codec or CodecCost(), relay_bytes)
+    assert found.seconds == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("relay_bytes", "expected"),
+    # Three latencies, 80 MB at 8 ns per byte, and two more hops: of a segment or of a chunk of 10 MB.
+    [(100_000, 3 * 50e-6 + 0.64 + 2 * 0.0008), (0, 3 * 50e-6 + 0.64 + 2 * 0.08)],
+)
+def test_chain_of_four_ranks_by_hand(relay_bytes: int, expected: float):
+    topology = hosts(4, cards(4), relay_bytes=relay_bytes)
+    assert simulate(CHAIN, topology, 80_000_000, 10_000_000).seconds == pytest.approx(expected, rel=1e-9)
+
+
+def test_messages_between_nodes_are_relayed_by_default():
+    assert hosts(4).relay_bytes == SEGMENT
+    found = simulate(CHAIN, hosts(4), MIB, MIB).seconds
+    assert found == pytest.approx(3 * WIRE.latency + (MIB + 2 * SEGMENT) * WIRE.per_byte)
+
+
+def test_messages_inside_a_node_are_not_relayed():
+    one_node = hosts(4, nodes=(tuple(range(4)),), within="wire", between=None)
+    assert simulate(CHAIN, one_node, MIB, MIB).seconds == pytest.approx(3 * WIRE.seconds(MIB))
+    # With two nodes, one hop of the chain is between nodes: what it brings stays there, and what it sends was there.
+    two = hosts(4, nodes=((0, 1), (2, 3)), within="wire")
+    assert simulate(CHAIN, two, MIB, MIB).seconds == pytest.approx(3 * WIRE.seconds(MIB))
+
+
+def test_a_relay_ends_after_its_source():
+    """A fast link behind a slow one sends the last segment when it has arrived."""
+    fast = LinkCost(10e-6, 1e-9)
+    topology = hosts(3, classes={"wire": WIRE, "fast": fast}, pairs={(1, 2): "fast"})
+    found = simulate(build("broadcast", "chain", 3), topology, MIB, MIB).seconds
+    assert found == pytest.approx(WIRE.seconds(MIB) + fast.seconds(SEGMENT))
+
+
+def test_a_slow_link_behind_a_fast_one_starts_with_the_first_segment():
+    slow = LinkCost(10e-6, 80e-9)
+    topology = hosts(3, classes={"wire": WIRE, "slow": slow}, pairs={(1, 2): "slow"})
+    found = simulate(build("broadcast", "chain", 3), topology, MIB, MIB).seconds
+    assert found == pytest.approx(WIRE.seconds(SEGMENT) + slow.seconds(MIB))
+
+
+def test_relays_share_a_port():
+    """Two chains of three hosts through one uplink, which each gets half of."""
+    builder = ScheduleBuilder("two", "allgather", 6)
+    for first in (0, 3):
+        for rank in (first, first + 1):
+            builder.copy(rank, i(0) if rank == first else o(first), rank + 1, o(first))
+    uplink = Port("uplink", frozenset({1, 4}), "out", WIRE.per_byte)
+    found = simulate(builder.algorithm(), hosts(6, (uplink,)), 6 * MIB, MIB).seconds
+    assert found == pytest.approx(2 * WIRE.latency + (SEGMENT + 2 * MIB) * WIRE.per_byte)
+
+
+def test_sums_are_not_relayed():
+    found = simulate(build("reduce", "chain", 4), hosts(4), MIB, MIB).seconds
+    assert found == pytest.approx(3 * WIRE.seconds(MIB))
+
+
+def test_a_connection_buffers_eight_chunks():
+    """Rank 1 takes its chunks late: eight have arrived by then, and the ninth follows."""
+    fast, slow = LinkCost(0.0, 1e-9), LinkCost(0.0, 1e-6)
+    topology = hosts(3, classes={"wire": fast, "slow": slow}, pairs={(0, 2): "slow"})
+    times = {}
+    for chunks in (8, 9):
+        sends, receives = ([Step(kind, o(n), o(n)) for n in range(chunks)] for kind in ("s", "r"))
+        late = lane(replace(receives[0], after=((1, 0),)), *receives[1:], receive=0)
+        programs = (
+            program(lane(*sends, send=1), lane(sends[0], send=2)),
+            program(late, lane(Step("r", None, s(0)), receive=2), scratch=1),
+            program(lane(receives[0], receive=0), lane(replace(sends[0], after=((0, 0),)), send=1)),
+        )
+        algorithm = Algorithm("late", "broadcast", 3, chunks, True, programs, root=0)
+        times[chunks] = simulate(algorithm, topology, chunks * 1000, 1000).seconds
+    reply = slow.seconds(1000) + fast.seconds(1000)
+    assert times == pytest.approx({8: reply, 9: reply + fast.seconds(1000)})
 
 
 def test_ring_takes_2_n_minus_1_steps_per_half():
@@ -144,7 +223,7 @@ def test_trace_has_every_record():
     events = [event for event in found.trace()["traceEvents"] if event["ph"] == "X"]
     assert [(event["pid"], event["tid"], event["name"]) for event in events][:2] == [
         (0, 2, "send loop 0"),
-        (0, 2, "send loop 1"),
+        (1, 3, "send loop 0"),
     ]
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(found.seconds * 1e6)
 
@@ -190,22 +269,25 @@ def test_trend_of_the_paper():
     assert compressed < 0.2 * paper_setup(None, "binomial", 8, nbytes).seconds
 
 
-CHAIN = build("broadcast", "chain", 4)
 MESSAGE, PER_BYTE, WAIT = 1e-3, 1e-9, 4e-3
 ALL = frozenset(range(4))
 
 
 def test_message_cost_of_one_chunk():
-    found = simulate(CHAIN, hosts(4, message_cost=MessageCost(MESSAGE, PER_BYTE, WAIT)), MIB, MIB).seconds
-    hop = WIRE.seconds(MIB) + 2 * (MESSAGE + MIB * PER_BYTE) + WAIT
+    costs = MessageCost(MESSAGE, PER_BYTE, WAIT)
+    found = simulate(CHAIN, hosts(4, message_cost=costs, relay_bytes=0), MIB, MIB).seconds
+    hop = WIRE.seconds(MIB) + 2 * costs.seconds(MIB) + WAIT
     assert found == pytest.approx(3 * hop)
+    relayed = simulate(CHAIN, hosts(4, message_cost=costs), MIB, MIB).seconds
+    assert relayed == pytest.approx(hop + 2 * (WIRE.seconds(SEGMENT) + costs.seconds(SEGMENT) + WAIT))
 
 
 def test_message_cost_overlaps_with_the_link():
     """If the link is the bottleneck, only the first and the last chunk pay for it."""
     loops = 32
-    free = simulate(CHAIN, hosts(4), loops * MIB, MIB).seconds
-    found = simulate(CHAIN, hosts(4, message_cost=MessageCost(MESSAGE, PER_BYTE, WAIT)), loops * MIB, MIB).seconds
+    costs = MessageCost(MESSAGE, PER_BYTE, WAIT)
+    free = simulate(CHAIN, hosts(4, relay_bytes=0), loops * MIB, MIB).seconds
+    found = simulate(CHAIN, hosts(4, message_cost=costs, relay_bytes=0), loops * MIB, MIB).seconds
     assert found == pytest.approx(free + 3 * (2 * (MESSAGE + MIB * PER_BYTE) + WAIT))
 
 

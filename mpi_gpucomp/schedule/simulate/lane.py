@@ -1,8 +1,9 @@
 """A simulated lane: the rules of the engine (`engine.task`), with time instead of data.
 
-A lane waits for the dependencies of its steps, for messages, and for what it encodes. It does not wait for what it
-decodes, nor for its messages to leave. A chunk is encoded once however often it is sent, and forwarded without
-recoding. Without a codec, elements are sent from and received into the caller's buffers, unless the place is in use.
+A lane waits for the dependencies of its steps, for messages, for what it encodes, and for room in its connection. It
+does not wait for what it decodes, nor for its messages to leave. A chunk is encoded once however often it is sent, and
+forwarded without recoding; between nodes it is relayed while it arrives. Without a codec, elements are sent from and
+received into the caller's buffers, unless the place is in use.
 """
 
 from __future__ import annotations
@@ -102,9 +103,10 @@ class LaneRun:
 
     def _run_chunk(self, step: Step, key: tuple[int, int], chunk: int, loop: int) -> Waiting:
         rank, kind = self._rank, step.kind
+        relayed = (yield from self._relay(loop)) if kind == "rcs" else False
         if step.receives:
             assert self._in is not None
-            while not self._in.arrived:
+            while not (self._in.inbox and self._in.inbox[0].delivered):
                 yield
             self._cause = rank.network.take(self._in)
         if kind == "s":
@@ -112,8 +114,8 @@ class LaneRun:
         elif kind in ("r", "rcs"):
             value = rank.dataflow.written[key][chunk]
             self._share_frame(value, loop, self._receives_raw)
-            if kind == "rcs":
-                self._post(loop, self._receive_cost)
+            if step.sends and not relayed:
+                yield from self._post(loop, self._receive_cost)
             in_user_buffer = step.target is not None and step.target.buffer != "s"
             if not (rank.no_codec and value.first_write and value.persists and in_user_buffer):
                 self._queue("decode", loop, self._receive_cost.decode)
@@ -128,7 +130,7 @@ class LaneRun:
             yield from self._encode(loop)
             if step.target is not None:
                 self._share_frame(self._rank.dataflow.written[key][chunk], loop, self._sends_raw)
-            self._post(loop, self._send_cost)
+            yield from self._post(loop, self._send_cost)
 
     def _send_value(self, value: ChunkValue, loop: int) -> Waiting:
         """Send a chunk in the frame that it arrived in or that another lane has encoded, or encode it."""
@@ -145,7 +147,7 @@ class LaneRun:
             frame.on_ready.append(self.resume)
             yield
         self._cause = max(self._cause, frame.cause)
-        self._post(loop, self._send_cost)
+        yield from self._post(loop, self._send_cost)
         frame.left -= 1
         if not frame.left:
             del rank.frames[key]
@@ -173,7 +175,22 @@ class LaneRun:
         rank.coder.add(work)
         return work
 
-    def _post(self, loop: int, cost: CodecCost) -> None:
+    def _relay(self, loop: int) -> Generator[None, None, bool]:
+        """Relay the next message while it arrives; return False if it has arrived before that is possible."""
+        assert self._in is not None and self._out is not None
+        while not self._in.inbox or not (self._in.inbox[0].delivered or self._out.room):
+            self._out.on_room = self.resume
+            yield
+        message = self._in.inbox[0]
+        if not message.delivered:
+            self._rank.network.post(self._out, message.nbytes, loop, self._cause, message)
+        return not message.delivered
+
+    def _post(self, loop: int, cost: CodecCost) -> Waiting:
+        """Post a chunk as soon as the connection has room."""
         assert self._out is not None
         rank = self._rank
+        while not self._out.room:
+            self._out.on_room = self.resume
+            yield
         rank.network.post(self._out, rank.chunk_bytes[loop] / cost.ratio, loop, self._cause)

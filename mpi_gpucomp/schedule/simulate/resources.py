@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from functools import partial
 from heapq import heappop, heappush
+from itertools import pairwise
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST
+from mpi_gpucomp.schedule.ir import BUFFERED_CHUNKS
 from mpi_gpucomp.schedule.simulate.record import Record
 
 if TYPE_CHECKING:
@@ -23,10 +25,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["Connection", "Cores", "EventQueue", "FairNetwork", "Flow", "Interconnect", "RankQueue", "Work"]
-
-RECEIVE_SLOTS = 2
-"""Messages that a lane of the engine can receive ahead."""
+__all__ = ["Connection", "Cores", "EventQueue", "FairNetwork", "Flow", "Interconnect", "Message", "RankQueue", "Work"]
 
 
 class EventQueue:
@@ -210,32 +209,72 @@ class FairNetwork:
         self._events.at(now + flow.left / rate, partial(self._finish, flow, flow.revision))
 
 
-class Connection:
-    """The messages from one rank to another on a channel, of which one is in flight at a time."""
+class Message:
+    """A chunk on a connection, from the moment that it is posted."""
 
     __slots__ = (
-        "arrived",
-        "busy",
+        "begun",
+        "cause",
+        "delivered",
+        "loop",
+        "nbytes",
+        "noticed",
+        "number",
+        "on_noticed",
+        "previous",
+        "record",
+        "relay",
+        "source",
+        "start",
+    )
+
+    def __init__(self, nbytes: float, loop: int, cause: int, source: Message | None) -> None:
+        """Describe the message; if it relays another one, that is its `source`."""
+        self.nbytes, self.loop, self.cause, self.source = nbytes, loop, cause, source
+        self.previous = source
+        """The message that it waits for, which takes the place of its cause."""
+        self.relay: Message | None = None
+        self.start, self.record, self.number = 0.0, -1, -1
+        """When it leaves, the record of its arrival, and that which ends when the lane can take it."""
+        self.begun = self.noticed = self.delivered = False
+        """Whether the receiver knows of its first segment, knows of all of it, and has handled it."""
+        self.on_noticed: Callable[[], None] | None = None
+
+
+class Connection:
+    """The messages from one rank to another on a channel, which leave one after the other."""
+
+    __slots__ = (
+        "inbox",
         "latency",
         "limit",
         "on_arrival",
+        "on_room",
+        "per_chunk",
         "posted",
         "raw",
         "receiver",
+        "relays",
+        "room",
         "sender",
-        "slots",
+        "sending",
         "through",
     )
 
-    def __init__(self, sender: int, receiver: int, latency: float, limit: float, through: list[int]) -> None:
-        """Send at no more than `limit` bytes per second, through these shared resources."""
-        self.sender, self.receiver, self.latency, self.limit, self.through = sender, receiver, latency, limit, through
-        self.posted: deque[tuple[float, int, int]] = deque()
-        """Bytes, loop and cause of each message that has not started."""
-        self.arrived: deque[int] = deque()
-        """The records of messages that have arrived and were not taken."""
-        self.busy, self.slots, self.raw = False, RECEIVE_SLOTS, False
+    def __init__(self, sender: int, receiver: int, latency: float, per_chunk: float) -> None:
+        """Start idle; a message takes the sender `per_chunk` seconds besides its time on the link."""
+        self.sender, self.receiver, self.latency, self.per_chunk = sender, receiver, latency, per_chunk
+        self.limit, self.through = inf, list[int]()
+        """The most bytes per second, and the shared resources that messages pass."""
+        self.posted: deque[Message] = deque()
+        """Messages that have not started."""
+        self.inbox: deque[Message] = deque()
+        """Messages that the receiver can relay or take."""
+        self.sending = self.raw = self.relays = False
+        """Whether a message is leaving, whether messages are raw, and whether the receiver can relay them."""
+        self.room = BUFFERED_CHUNKS
         self.on_arrival: Callable[[], None] | None = None
+        self.on_room: Callable[[], None] | None = None
 
 
 class Interconnect:
@@ -253,93 +292,159 @@ class Interconnect:
         self._events, self._records, self.message_cost = events, records, topology.message_cost
         queues = [RankQueue(events, rank, records, (cores or {}).get(rank)) for rank in range(topology.ranks)]
         self._handlers = queues if topology.message_cost != NO_MESSAGE_COST else None
-        keys = dict.fromkeys(
-            (rank, lane.send, lane.channel)
-            for rank, program in enumerate(algorithm.programs)
-            for lane in program.lanes
-            if lane.send is not None
-        )
-        resources = {key: _resources(topology, key[0], key[1]) for key in keys}
+        self._segment = topology.relay_bytes
+        self.connections: dict[tuple[int, int, int], Connection] = {}
+        resources: dict[tuple[int, int, int], list[tuple[object, float]]] = {}
+        lanes = [(rank, lane) for rank, program in enumerate(algorithm.programs) for lane in program.lanes]
+        for rank, lane in lanes:
+            if lane.send is not None:
+                key = rank, lane.send, lane.channel
+                latency, resources[key] = _resources(topology, rank, lane.send)
+                self.connections[key] = Connection(rank, lane.send, latency, topology.per_chunk)
+                self.connections[key].raw = lane.raw
+        for rank, lane in lanes:
+            if lane.receive is not None and (lane.receive, rank, lane.channel) in self.connections:
+                connection = self.connections[lane.receive, rank, lane.channel]
+                connection.relays = self._segment > 0 and _between_nodes(topology, lane.receive, rank, lane.send)
         users = Counter(name for own in resources.values() for name, _ in own)
         shared = {name: number for number, name in enumerate(name for name, count in users.items() if count > 1)}
         rates = [0.0] * len(shared)
-        self.connections: dict[tuple[int, int, int], Connection] = {}
         for key, own in resources.items():
             for name, per_byte in own:
                 if name in shared:
                     rates[shared[name]] = _rate(per_byte)
-            through = [shared[name] for name, _ in own if name in shared]
-            limit = min((_rate(per_byte) for name, per_byte in own if name not in shared), default=inf)
-            link = topology.link(key[0], key[1])
-            assert link is not None
-            latency = link.latency + topology.per_chunk
-            self.connections[key] = Connection(key[0], key[1], latency, limit, through)
-        for rank, program in enumerate(algorithm.programs):
-            for lane in program.lanes:
-                if lane.send is not None and lane.raw:
-                    self.connections[rank, lane.send, lane.channel].raw = True
+            connection = self.connections[key]
+            connection.through = [shared[name] for name, _ in own if name in shared]
+            connection.limit = min((_rate(per_byte) for name, per_byte in own if name not in shared), default=inf)
         self._network = FairNetwork(events, rates)
 
-    def post(self, connection: Connection, nbytes: float, loop: int, cause: int) -> None:
-        """Post a message; it is ready to leave once the sender has handled it."""
+    def post(self, connection: Connection, nbytes: float, loop: int, cause: int, source: Message | None = None) -> None:
+        """Post a message, for which the connection has room; it can leave once the sender has handled it.
+
+        With a `source` it relays that message.
+        """
+        connection.room -= 1
+        message = Message(nbytes, loop, cause, source)
+        if source is not None:
+            source.relay = message
         if self._handlers is None:
-            self._ready(connection, nbytes, loop, cause)
+            self._ready(connection, message)
             return
-        work = Work("handle", loop, nbytes, self.message_cost.seconds(nbytes), cause)
-        work.on_done = lambda: self._ready(connection, nbytes, loop, work.number)
+        # The other segments of a relayed message are handled when it has arrived.
+        first = nbytes if source is None else min(nbytes, self._segment)
+        work = Work("handle", loop, nbytes, self.message_cost.seconds(first), cause)
+
+        def handled() -> None:
+            message.cause = work.number
+            self._ready(connection, message)
+
+        work.on_done = handled
         self._handlers[connection.sender].add(work)
 
-    def _ready(self, connection: Connection, nbytes: float, loop: int, cause: int) -> None:
-        connection.posted.append((nbytes, loop, cause))
-        if not connection.busy and connection.slots:
-            self._start(connection, cause)
-
     def take(self, connection: Connection) -> int:
-        """Take the next message, which has arrived, and free its slot; return its record."""
-        number = connection.arrived.popleft()
-        connection.slots += 1
-        if not connection.busy and connection.posted:
-            self._start(connection, number)
-        return number
+        """Take the next message, which has been delivered, and make room for another; return its record."""
+        connection.room += 1
+        if connection.on_room is not None:
+            self._events.at(self._events.now, connection.on_room)
+            connection.on_room = None
+        return connection.inbox.popleft().number
 
-    def _start(self, connection: Connection, cause: int) -> None:
-        nbytes, loop, posted = connection.posted.popleft()
-        connection.busy, connection.slots = True, connection.slots - 1
-        now = self._events.now
-        # The later of two causes lets it start: that it was posted, or that the connection and a slot were free.
-        if posted >= 0 and (cause < 0 or self._records[posted].end >= self._records[cause].end):
-            cause = posted
-        arrive = partial(self._arrive, connection, nbytes, loop, now, cause)
-        if not connection.through or not nbytes:
-            self._events.at(now + connection.latency + nbytes / connection.limit, arrive)
+    def _ready(self, connection: Connection, message: Message) -> None:
+        connection.posted.append(message)
+        if not connection.sending:
+            self._start(connection)
+
+    def _start(self, connection: Connection, before: Message | None = None) -> None:
+        """Send the next message: a first segment if it may be relayed, and its last one once its source has arrived."""
+        message, events = connection.posted.popleft(), self._events
+        connection.sending, message.start, message.previous = True, events.now, before or message.source
+        head = self._segment if connection.relays and message.nbytes > self._segment else 0.0
+        tail = min(self._segment, message.nbytes - head) if message.source else 0.0
+
+        def send_body() -> None:
+            if head:
+                begins = events.now + connection.latency + self.message_cost.wait
+                events.at(begins, partial(self._begin, connection, message))
+            self._send(connection, message.nbytes - head - tail, send_tail)
+
+        def send_tail() -> None:
+            source = message.source
+            if source is None or source.noticed:
+                self._send(connection, tail, partial(self._leave, connection, message))
+            else:
+                source.on_noticed, message.previous = send_tail, source
+
+        events.at(events.now + connection.per_chunk, partial(self._send, connection, head, send_body))
+
+    def _send(self, connection: Connection, nbytes: float, then: Callable[[], None]) -> None:
+        """Occupy the link for a part of a message."""
+        if not nbytes:
+            then()
+        elif connection.through:
+            self._network.start(Flow(nbytes, connection.limit, connection.through, then))
         else:
-            flow = Flow(nbytes, connection.limit, connection.through, arrive)
-            self._events.at(now + connection.latency, partial(self._network.start, flow))
+            self._events.at(self._events.now + nbytes / connection.limit, then)
 
-    def _arrive(self, connection: Connection, nbytes: float, loop: int, start: float, cause: int) -> None:
-        number = len(self._records)
-        sender, receiver, now = connection.sender, connection.receiver, self._events.now
-        self._records.append(Record("send", sender, receiver, loop, nbytes, start, now, cause))
-        connection.busy = False
-        if connection.posted and connection.slots:
-            self._start(connection, number)
+    def _leave(self, connection: Connection, message: Message) -> None:
+        """Free the link: a latency later the message has arrived."""
+        self._events.at(self._events.now + connection.latency, partial(self._arrive, connection, message))
+        connection.sending = False
+        if connection.posted:
+            self._start(connection, message)
+
+    def _begin(self, connection: Connection, message: Message) -> None:
+        """Let the receiving lane relay a message."""
+        message.begun = True
+        self._show(connection, message)
+
+    def _arrive(self, connection: Connection, message: Message) -> None:
+        message.record = message.number = len(self._records)
+        cause = message.previous.record if message.previous else message.cause
+        ends = connection.sender, connection.receiver
+        self._records.append(
+            Record("send", *ends, message.loop, message.nbytes, message.start, self._events.now, cause)
+        )
+        self._events.at(self._events.now + self.message_cost.wait, partial(self._notice, connection, message))
+
+    def _notice(self, connection: Connection, message: Message) -> None:
+        message.noticed = True
+        if message.on_noticed is not None:
+            message.on_noticed()
         if self._handlers is None:
-            self._deliver(connection, number)
-        else:
-            work = Work("handle", loop, nbytes, self.message_cost.seconds(nbytes), number)
-            work.on_done = lambda: self._deliver(connection, work.number)
-            handler = self._handlers[receiver]
-            self._events.at(now + self.message_cost.wait, lambda: handler.add(work))
+            self._deliver(connection, message)
+            return
+        seconds = self.message_cost.seconds(message.nbytes)
+        if message.relay is not None:
+            seconds += self.message_cost.per_byte * (message.nbytes - self._segment)
+        work = Work("handle", message.loop, message.nbytes, seconds, message.record)
 
-    def _deliver(self, connection: Connection, number: int) -> None:
-        """Make a message available to the receiving lane."""
-        connection.arrived.append(number)
+        def handled() -> None:
+            message.number = work.number
+            self._deliver(connection, message)
+
+        work.on_done = handled
+        self._handlers[connection.receiver].add(work)
+
+    def _deliver(self, connection: Connection, message: Message) -> None:
+        """Let the receiving lane take a message."""
+        message.delivered = True
+        self._show(connection, message)
+
+    def _show(self, connection: Connection, message: Message) -> None:
+        if not (message.begun and message.delivered):
+            connection.inbox.append(message)
         if connection.on_arrival is not None:
             connection.on_arrival()
 
 
-def _resources(topology: Topology, sender: int, receiver: int) -> list[tuple[object, float]]:
-    """Return name and seconds per byte of the link and the ports that a message passes."""
+def _between_nodes(topology: Topology, *ranks: int | None) -> bool:
+    """Return True if each of these ranks has the next one on another node."""
+    nodes = [None if rank is None else topology.node_of(rank) for rank in ranks]
+    return all(None not in pair and pair[0] != pair[1] for pair in pairwise(nodes))
+
+
+def _resources(topology: Topology, sender: int, receiver: int) -> tuple[float, list[tuple[object, float]]]:
+    """Return the latency of a link, and name and seconds per byte of all that a message passes: link and ports."""
     link = topology.link(sender, receiver)
     if link is None:
         raise SpecError(
@@ -349,7 +454,8 @@ def _resources(topology: Topology, sender: int, receiver: int) -> list[tuple[obj
             remedy="Choose an algorithm that uses existing links, or synthesise one.",
         )
     ports = topology.ports_of(sender, receiver)
-    return [((sender, receiver), link.per_byte), *((number, topology.ports[number].per_byte) for number in ports)]
+    passed = ((number, topology.ports[number].per_byte) for number in ports)
+    return link.latency, [((sender, receiver), link.per_byte), *passed]
 
 
 def _rate(per_byte: float) -> float:
