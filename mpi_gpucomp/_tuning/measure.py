@@ -36,7 +36,9 @@ from mpi_gpucomp.codec.auto import ASSUMED, CODINGS, Auto, CodecSpeed, Costs
 from mpi_gpucomp.device import Buffer, dtype_of_name, get_device
 from mpi_gpucomp.errors import DeviceError
 from mpi_gpucomp.schedule.algorithms import algorithms, build
+from mpi_gpucomp.schedule.cost import RELAY_BYTES
 from mpi_gpucomp.schedule.ir import COLLECTIVES
+from mpi_gpucomp.transport import segmented
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,7 +139,7 @@ def calibrate(
     raw = CodecCost(*costs.coding["none", "uint8"])
     native, tuned = _measure_native(comm, collective, new_sweep)
     layout = known.measured.layout if known else _measure_layout(comm, runtime.nodes)
-    measured = Measurements(link, native, raw, layout=layout)
+    measured = Measurements(link, native, raw, layout=layout, relay_bytes=_relay_bytes(runtime.nodes, link))
     runs = [
         (nbytes, _seconds(comm, partial(_run_engine, runtime, collective, nbytes)))
         for nbytes in (ENGINE_SHORT, ENGINE_LONG)
@@ -228,6 +230,12 @@ def _measure_layout(comm: MPI.Intracomm, nodes: tuple[tuple[int, ...], ...]) -> 
     own = next(node for node in nodes if comm.rank in node)
     within = _measure_link(comm, own)
     return NodeLayout(nodes, within, _measure_link(comm, [node[0] for node in nodes]))
+
+
+def _relay_bytes(nodes: tuple[tuple[int, ...], ...], link: LinkCost) -> int:
+    """Return the segment after which ranks relay a message: where all are apart, on links that are slow enough."""
+    apart = all(len(node) == 1 for node in nodes)
+    return RELAY_BYTES if apart and link.per_byte * segmented.SLOW >= 1 else 0
 
 
 def _measure_link(comm: MPI.Intracomm, ring: Sequence[int] | None = None) -> LinkCost:

@@ -7,7 +7,8 @@ of native MPI is interpolated between measured sizes. The engine is modelled as 
 
 where `busy` counts the chunks that the busiest rank sends (or receives) in a loop, `fill` the further hops until the
 first loop has completed, and a hop is the slowest stage of a chunk: latency + wire / ratio, or the codec. For a chain
-this is (M / C + n - 2) (a + C / B), the textbook formula. A reduction cannot send before it has decoded its operands,
+this is (M / C + n - 2) (a + C / B), the textbook formula. Where ranks relay messages while they arrive, further hops of
+forwarded chunks take only as long as a segment. A reduction cannot send before it has decoded its operands,
 so there the stages add up. Two measured runs of the engine correct the model: one of a single short chunk, for the
 overhead of a hop, and a longer one for everything else.
 
@@ -22,7 +23,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.schedule.algorithms import algorithms, build
-from mpi_gpucomp.schedule.cost import FREE, CodecCost, LinkCost, default_chunk_bytes, steps_and_bytes
+from mpi_gpucomp.schedule.cost import FREE, CodecCost, LinkCost, default_chunk_bytes, longest_chain, steps_and_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.topology import DIRECTIONS, Port, Topology
@@ -182,6 +183,8 @@ class Measurements:
     """
     layout: NodeLayout | None = None
     """The ranks of each node, where that matters."""
+    relay_bytes: int = 0
+    """The segment after which ranks relay a message; 0 where they forward whole chunks."""
 
 
 class Estimate(NamedTuple):
@@ -200,6 +203,8 @@ class _Loop(NamedTuple):
     chunks: int
     busy: int
     fill: int
+    relays: int
+    """The further hops that can be relayed."""
     coded: frozenset[tuple[int, int]]
 
     def hops(self, loops: int) -> int:
@@ -297,7 +302,10 @@ def _seconds(
     wire = measured.link.latency + chunk_bytes / coding.ratio * measured.link.per_byte
     coded = max(out * encode + back * decode for out, back in loop.coded) / max(1, loop.busy)
     stage = wire + coded if COLLECTIVES[collective].reduces else max(wire, coded)
-    return scale * (loop.hops(loops) * (measured.per_hop + stage) + encode + decode)
+    hops = loop.hops(loops) * (measured.per_hop + stage)
+    if 0 < measured.relay_bytes < chunk_bytes / coding.ratio:
+        hops -= loop.relays * (stage - measured.link.seconds(measured.relay_bytes))
+    return scale * (hops + encode + decode)
 
 
 @lru_cache(maxsize=256)
@@ -306,7 +314,9 @@ def _loop(collective: str, name: str, ranks: int) -> _Loop:
     algorithm = build(collective, name, ranks)
     traffic = steps_and_bytes(algorithm)
     busy = int(max(traffic.sent, traffic.received) * algorithm.chunks)
-    return _Loop(algorithm.chunks, busy, max(0, traffic.steps - busy), _coded(algorithm))
+    fill = max(0, traffic.steps - busy)
+    relays = fill - max(0, longest_chain(algorithm, relays=True) - busy)
+    return _Loop(algorithm.chunks, busy, fill, relays, _coded(algorithm))
 
 
 def _coded(algorithm: Algorithm) -> frozenset[tuple[int, int]]:

@@ -24,6 +24,7 @@ __all__ = [
     "TrafficCount",
     "chain_seconds",
     "default_chunk_bytes",
+    "longest_chain",
     "steps_and_bytes",
 ]
 
@@ -142,17 +143,19 @@ def steps_and_bytes(algorithm: Algorithm) -> TrafficCount:
             received[rank] += step.count * step.receives
             messages[rank] += step.sends
     fractions = (Fraction(max(counts), algorithm.chunks) for counts in (sent, received))
-    return TrafficCount(_longest_chain(algorithm), max(messages), *fractions)
+    return TrafficCount(longest_chain(algorithm), max(messages), *fractions)
 
 
-def _longest_chain(algorithm: Algorithm) -> int:
+def longest_chain(algorithm: Algorithm, *, relays: bool = False) -> int:
+    """Return the longest chain of messages that depend on each other, if `relays` without those that can be relayed."""
     messages = match_messages(algorithm)
     length: dict[StepRef, int] = {}
     for ref in execution_order(algorithm, messages):
         before = [length[StepRef(ref.rank, *other)] for other in step_at(algorithm, ref).after]
         if ref.step:
             before.append(length[ref._replace(step=ref.step - 1)])
-        if ref in messages.send_of:
-            before.append(length[messages.send_of[ref]] + 1)
+        send = messages.send_of.get(ref)
+        if send is not None:
+            before.append(length[send] + (not relays or step_at(algorithm, send).kind != "rcs"))
         length[ref] = max(before, default=0)
     return max(length.values(), default=0)

@@ -82,6 +82,30 @@ def test_the_chain_takes_what_its_formula_says() -> None:
     assert found.seconds == pytest.approx(times[expected])
 
 
+@pytest.mark.parametrize("coding", [None, CodecCost(1e-9, 1e-9, 4.0)])
+def test_a_relayed_chain_takes_what_its_formula_says(coding: CodecCost | None) -> None:
+    latency, per_byte, ranks, segment = 1e-4, 8e-9, 12, 64 * KIB
+    measured = Measurements(LinkCost(latency, per_byte), ((MESSAGE, 1e9),), relay_bytes=segment)
+    codec = coding or CodecCost()
+    times = {
+        chunk: MESSAGE / chunk * (latency + chunk / codec.ratio * per_byte)
+        + (ranks - 2) * (latency + segment * per_byte)
+        + chunk * (codec.encode + codec.decode)
+        for chunk in CHUNK_SIZES
+        if coding is None or chunk >= 512 * KIB
+    }
+    found = best("broadcast", MESSAGE, ranks, measured, coding)
+    expected = min(times, key=times.__getitem__)
+    assert (found.algorithm, found.chunk_bytes) == ("chain", expected)
+    assert found.seconds == pytest.approx(times[expected])
+
+
+def test_only_forwarded_chunks_are_relayed() -> None:
+    relays = {name: _loop("broadcast", name, 8).relays for name in ("chain", "tree", "binomial")}
+    assert relays == {"chain": 6, "tree": 1, "binomial": 0}, "one rank of the tree has one child"
+    assert [_loop("reduce", "chain", 8).relays, _loop("allgather", "ring", 8).relays] == [0, 0]
+
+
 def test_the_ring_takes_what_its_formula_says() -> None:
     latency, per_byte, ranks = 1e-4, 8e-9, 4
     measured = Measurements(LinkCost(latency, per_byte), ((MESSAGE, 1e9),))

@@ -78,6 +78,16 @@ def test_file_round_trip(tmp_path: Path):
     assert read.hash == topology.hash
 
 
+def test_relays_in_the_file(tmp_path: Path):
+    for relay_bytes in (0, 1 << 20):
+        write_topology(two_nodes(relay_bytes=relay_bytes), tmp_path / "topo.json")
+        assert read_topology(tmp_path / "topo.json").relay_bytes == relay_bytes
+    document = two_nodes().document()
+    assert document.pop("relay_bytes") == 1 << 16
+    (tmp_path / "older.json").write_text(json.dumps(document))
+    assert read_topology(tmp_path / "older.json").relay_bytes == 1 << 16
+
+
 def test_message_costs_in_the_file(tmp_path: Path):
     topology = two_nodes(
         message_cost=MessageCost(5e-5, 6e-10, 1e-3, 2e-4), processors=(ProcessorModel(frozenset(range(4)), 1.25),)
@@ -122,6 +132,7 @@ def test_the_hash_depends_on_the_shape_only():
         (["per_chunk_us"], float("nan"), "per_chunk_us: expected a number of at least 0, got NaN. "),
         (["per_chunk_us"], 10**400, "per_chunk_us: expected a number of at least 0, got 1000000000000"),
         (["per_chunk_us"], "1", 'per_chunk_us: expected a number of at least 0, got "1". '),
+        (["relay_bytes"], 0.5, "relay_bytes: expected an integer of at least 0, got 0.5. "),
         (["source"], 3, "source: expected a string, got 3. "),
         (["nodes"], {}, "nodes: expected a list [...], got {}. "),
         (["nodes"], [], "nodes: expected each rank from 0 on exactly once, and no empty node, got []. "),

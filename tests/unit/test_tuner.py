@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpi_gpucomp import Communicator
 from mpi_gpucomp._call.calls import Call, parse_call
 from mpi_gpucomp._dispatch.plan import FOREVER, Plan, Route
-from mpi_gpucomp._tuning.measure import Calibration
+from mpi_gpucomp._tuning.measure import Calibration, _relay_bytes
 from mpi_gpucomp._tuning.model import LinkCost, Measurements
 from mpi_gpucomp._tuning.tuner import CALLS_PER_SAMPLE, Tuner
 from mpi_gpucomp.codec.auto import Auto, CodecSpeed, Costs
@@ -142,3 +142,9 @@ def test_reductions_follow_the_model_until_they_are_autotuned(tuner):
     known.racing_reductions = False
     tuned = known.plan(call)
     assert what(tuned) == what(plan) != what(by_model[0])
+
+
+def test_relays_are_expected_between_hosts_on_slow_links():
+    apart, together = ((0,), (1,), (2,)), ((0, 1), (2,))
+    slow, fast = LinkCost(50e-6, GIGABIT), LinkCost(50e-6, GIGABIT / 5)
+    assert [_relay_bytes(apart, slow), _relay_bytes(apart, fast), _relay_bytes(together, slow)] == [1 << 16, 0, 0]
