@@ -12,7 +12,10 @@ from schedules import i, lane, o, program, s
 
 from mpi_gpucomp.errors import ScheduleError
 from mpi_gpucomp.schedule import Algorithm, Lane, Step
+from mpi_gpucomp.schedule.cost import LinkCost
 from mpi_gpucomp.schedule.ir import BUFFERED_CHUNKS
+from mpi_gpucomp.schedule.simulate import simulate
+from mpi_gpucomp.schedule.topology import Topology, even_nodes
 from mpi_gpucomp.schedule.verify import check
 
 Messages = list[Step]
@@ -92,6 +95,16 @@ def test_checker_and_interpreter_agree():
     assert sum(one) > sum(seven) > sum(eight) > 0
     assert not all(eight)
     assert all(fewer or not more for fewer, more in zip(seven, eight, strict=True))
+
+
+def test_the_simulation_blocks_where_the_checker_finds_a_deadlock():
+    for seed in range(60):
+        algorithm, loops = exchange(seed), 3
+        topology = Topology("hosts", even_nodes(algorithm.ranks, 1), {"wire": LinkCost(1e-6, 1e-9)}, None, "wire")
+        found = simulate(algorithm, topology, loops * algorithm.chunks * 1000, 1000)
+        sent = sum(record.kind == "send" for record in found.records)
+        every = loops * algorithm.chunks // algorithm.ranks * algorithm.ranks * (algorithm.ranks - 1)
+        assert (sent < every) == deadlocks(algorithm, BUFFERED_CHUNKS)
 
 
 def test_overlapping_loops_share_the_room_of_a_connection():

@@ -218,6 +218,18 @@ def test_critical_path_adds_up():
         assert sum(part.seconds for part in path) == pytest.approx(found.seconds, rel=0.02)
 
 
+@pytest.mark.parametrize(("collective", "name"), [("broadcast", "chain"), ("allgather", "ring")])
+@pytest.mark.parametrize("chunk", [MIB, SEGMENT * 3 // 2])
+def test_critical_path_of_relays_adds_up(collective: str, name: str, chunk: int):
+    ranks = 5
+    busy = hosts(ranks, message_cost=MessageCost(MESSAGE, PER_BYTE))
+    # With message costs the wait for a first segment is in no record.
+    for topology, missing in ((hosts(ranks), 0.01), (hosts(ranks, cards(ranks), per_chunk=1e-4), 0.01), (busy, 0.1)):
+        found = simulate(build(collective, name, ranks), topology, 10 * MIB, chunk)
+        assert all(record.cause < number for number, record in enumerate(found.records))
+        assert sum(part.seconds for part in found.critical_path()) == pytest.approx(found.seconds, rel=missing)
+
+
 def test_trace_has_every_record():
     found = simulate(build("broadcast", "chain", 3), hosts(3), 2 * MIB, MIB)
     events = [event for event in found.trace()["traceEvents"] if event["ph"] == "X"]

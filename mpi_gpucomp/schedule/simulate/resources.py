@@ -232,7 +232,7 @@ class Message:
         """Describe the message; if it relays another one, that is its `source`."""
         self.nbytes, self.loop, self.cause, self.source = nbytes, loop, cause, source
         self.previous = source
-        """The message that it waits for, which takes the place of its cause."""
+        """The message that it waits for, besides its cause."""
         self.relay: Message | None = None
         self.start, self.record, self.number = 0.0, -1, -1
         """When it leaves, the record of its arrival, and that which ends when the lane can take it."""
@@ -357,7 +357,7 @@ class Interconnect:
     def _start(self, connection: Connection, before: Message | None = None) -> None:
         """Send the next message: a first segment if it may be relayed, and its last one once its source has arrived."""
         message, events = connection.posted.popleft(), self._events
-        connection.sending, message.start, message.previous = True, events.now, before or message.source
+        connection.sending, message.start, message.previous = True, events.now, before or message.previous
         head = self._segment if connection.relays and message.nbytes > self._segment else 0.0
         tail = min(self._segment, message.nbytes - head) if message.source else 0.0
 
@@ -399,7 +399,10 @@ class Interconnect:
 
     def _arrive(self, connection: Connection, message: Message) -> None:
         message.record = message.number = len(self._records)
-        cause = message.previous.record if message.previous else message.cause
+        cause = message.cause
+        # The later of two causes lets it leave: that it was posted, or that another message has left or arrived.
+        if message.previous and (cause < 0 or self._records[message.previous.record].end >= self._records[cause].end):
+            cause = message.previous.record
         ends = connection.sender, connection.receiver
         self._records.append(
             Record("send", *ends, message.loop, message.nbytes, message.start, self._events.now, cause)
