@@ -29,8 +29,8 @@ def test_all_ranks_get_the_same_figures(ranks):
     assert first[-1] == {"arrived": True}
     *calibrated, _ = first
     for facts in calibrated:
-        (latency, per_byte), own, plain, per_hop, scale, placed = facts["figures"]
-        assert placed is None  # all on one node
+        (latency, per_byte), own, plain, per_hop, scale, placed, relay_bytes = facts["figures"]
+        assert placed is None and relay_bytes == 0  # all on one node
         assert latency > 0 and per_byte >= 0 and per_hop >= 0 and scale > 0
         sizes, times = zip(*own, strict=True)
         assert sizes[0] >= 1 << 16 and all(low < high for low, high in pairwise(sizes)) and min(times) > 0
