@@ -13,12 +13,13 @@ from setuptools.command.build import build
 
 PACKAGE = Path("mpi_gpucomp")
 KERNELS = Path("kernels")
+CORE = PACKAGE / "core" / "src"
 
 
 class BuildHost(Command):
-    """Compiles the host library, and puts the kernel texts into the package."""
+    """Compiles the host library and the core, and puts the kernel texts into the package."""
 
-    description = "compile the host library from kernels/"
+    description = "compile the host library and the core"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
     editable_mode = False
 
@@ -33,15 +34,16 @@ class BuildHost(Command):
     def run(self) -> None:
         """Compile into the build tree, or in place for an editable install, which reads kernels/ where it is."""
         # By path: nothing of the package can be imported before it is installed.
-        compile_library = runpy.run_path(str(PACKAGE / "device" / "build.py"))["build"]
-        compile_library(KERNELS, self._package() / "device" / "lib")
+        builder = runpy.run_path(str(PACKAGE / "device" / "build.py"))
+        builder["build"](KERNELS, self._package() / "device" / "lib")
+        builder["build_core"](CORE, self._package() / "device" / "lib")
         if not self.editable_mode:
             shutil.rmtree(self._package() / "kernels", ignore_errors=True)
             shutil.copytree(KERNELS, self._package() / "kernels")
 
     def get_source_files(self) -> list[str]:
-        """Name the kernel texts, which so reach the source distribution."""
-        return [str(path) for path in sorted(KERNELS.iterdir())]
+        """Name the sources, which so reach the source distribution."""
+        return [str(path) for folder in (KERNELS, CORE) for path in sorted(folder.iterdir())]
 
     def _package(self) -> Path:
         return PACKAGE if self.editable_mode else Path(str(self.build_lib)) / PACKAGE

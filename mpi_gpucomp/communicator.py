@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from mpi_gpucomp import config
 from mpi_gpucomp._dispatch.dispatcher import Dispatcher
 from mpi_gpucomp._dispatch.p2p import PointToPoint
 from mpi_gpucomp._dispatch.passthrough import method_salt
@@ -61,6 +62,7 @@ class Communicator:
         plans: str | None = None,
         rails: str | Rails | None = None,
         monitor: bool | None = None,
+        wire: str | None = None,
     ) -> None:
         """Duplicate `comm`: collective, with the same arguments on all ranks.
 
@@ -71,7 +73,9 @@ class Communicator:
         after `timeout` seconds (None: never). `plans` is a directory of synthesised schedules; those made for nodes
         like these are used where they fit. `rails` are network devices, such as "eth0,eth1": messages use the first,
         and the next when that fails (None: as MPI_GPUCOMP_RAILS says; "": MPI carries all messages). `monitor` turns
-        tracing on or off (None: as MPI_GPUCOMP_MONITOR says, on by default).
+        tracing on or off (None: as MPI_GPUCOMP_MONITOR says, on by default). `wire` carries messages between hosts:
+        "tcp" (our sockets), "mpi", or "auto", which uses sockets where MPI itself would use TCP (None: as
+        MPI_GPUCOMP_WIRE says, auto by default).
         """
         self._settings = Settings(
             codec,
@@ -83,6 +87,7 @@ class Communicator:
             plans,
             resolve_rails(rails) or "",
             monitor,
+            config.WIRE.get(wire),
         )
         self._comm: MPI.Intracomm = (comm._comm if isinstance(comm, Communicator) else comm).Dup()
         self._freed = False

@@ -25,7 +25,7 @@ PREFIX = "MPI_GPUCOMP_"
 ARGUMENT, ENVIRONMENT, DEFAULT = "argument", "environment", "default"
 MIN_SEGMENT_BYTES = (1 << 13) + 1
 MAX_RECORDS = 1 << 24
-WIRES = ("tcp", "ucx", "auto")
+WIRES, RAIL_WIRES = ("auto", "mpi", "tcp"), ("tcp", "ucx", "auto")
 OFF, ON = ("0", "off", "no", "false"), ("", "1", "on", "yes", "true")
 
 T = TypeVar("T")
@@ -133,6 +133,10 @@ def _wire(text: str) -> str:
     return WIRES[WIRES.index(text)]
 
 
+def _rail_wire(text: str) -> str:
+    return RAIL_WIRES[RAIL_WIRES.index(text)]
+
+
 def _endpoint(text: str) -> str | None:
     _decimal(text.rpartition(":")[2], 0, 65535)
     return text
@@ -153,7 +157,7 @@ HOST_LIBRARY: Setting[str | None] = Setting(
 )
 WORKERS: Setting[int | None] = Setting(
     "WORKERS",
-    "Threads that share one kernel on the host.",
+    "Threads that encode and decode on the host, shared by all collectives of the process.",
     _workers,
     "a whole number of at least 1",
     None,
@@ -178,6 +182,16 @@ SEGMENT_BYTES: Setting[int | None] = Setting(
     None,
     "65280, or 0 if MPI is GPU-aware",
     page="BENCHMARKS.md",
+)
+WIRE: Setting[str] = Setting(
+    "WIRE",
+    "What carries messages between hosts: our own sockets, MPI, or sockets where MPI itself would use TCP.",
+    _wire,
+    "auto, mpi or tcp",
+    "auto",
+    remedy="Choose one of them.",
+    page="RAILS.md",
+    argument="Communicator(wire=)",
 )
 RAILS: Setting[str] = Setting(
     "RAILS",
@@ -211,7 +225,7 @@ RAIL_LIMIT: Setting[float] = Setting(
 RAIL_WIRE: Setting[str] = Setting(
     "RAIL_WIRE",
     "What rails send with: TCP sockets, UCX, or UCX where all ranks have it and the device has RDMA.",
-    _wire,
+    _rail_wire,
     "tcp, ucx or auto",
     "tcp",
     remedy="Choose one of them.",
@@ -292,7 +306,7 @@ SERVE: Setting[str | None] = Setting(
 )
 
 SETTINGS: tuple[Setting[Any], ...] = (
-    *(HOST_LIBRARY, WORKERS, CUDA_AWARE, SEGMENT_BYTES),
+    *(HOST_LIBRARY, WORKERS, CUDA_AWARE, WIRE, SEGMENT_BYTES),
     *(RAILS, RAIL_TIMEOUT, RAIL_LIMIT, RAIL_WIRE),
     *(MONITOR, RECORDS, HANG, FLIGHT, LOG, CSV, PROMETHEUS, SERVE),
 )

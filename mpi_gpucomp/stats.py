@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.transport.rails import Copies, Failover
-from mpi_gpucomp.transport.rails.transport import RailsTransport
+from mpi_gpucomp.transport.tcp import TcpWire
 
 if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.runtime import Runtime
@@ -22,6 +22,8 @@ class Stats:
 
     bytes_sent: int
     bytes_received: int
+    wire: str = ""
+    """What carries the messages of the engine: mpi, tcp, tcp+mpi (between and within hosts) or rails; and why."""
     # Known only with the monitor; peers are ranks of MPI.COMM_WORLD.
     links: tuple[LinkState, ...] = ()
     """The state of the link to each peer."""
@@ -51,15 +53,16 @@ class RailStats(NamedTuple):
 
 
 def stats_of(runtime: Runtime) -> Stats:
-    """Return the statistics of the transport, and of the monitor if there is one."""
-    transport, monitor = runtime.transport, runtime.monitor
+    """Return the statistics of the wire, and of the monitor if there is one."""
+    wire, monitor = runtime.wire, runtime.monitor
     if monitor is None:
-        return Stats(transport.bytes_sent, transport.bytes_received)
+        return Stats(wire.bytes_sent, wire.bytes_received, wire.title)
     trace = monitor.trace
     trace.recorder.collect()
     return Stats(
-        transport.bytes_sent,
-        transport.bytes_received,
+        wire.bytes_sent,
+        wire.bytes_received,
+        wire.title,
         tuple(monitor.process.links(trace)),
         trace.counters.raw_bytes,
         trace.counters.encoded_bytes,
@@ -71,7 +74,7 @@ def stats_of(runtime: Runtime) -> Stats:
 
 def rails_of(runtime: Runtime) -> RailStats | None:
     """Return the statistics of the rails, if there are any."""
-    transport = runtime.transport
-    if not isinstance(transport, RailsTransport):
+    wire = runtime.wire
+    if not isinstance(wire, TcpWire):
         return None
-    return RailStats(transport.copies, transport.failovers(), transport.down())
+    return RailStats(wire.copies, wire.failovers(), wire.down())

@@ -29,6 +29,11 @@ class CallTrace:
 
     __slots__ = ()
 
+    @property
+    def ring(self) -> tuple[int, ...] | None:
+        """Return where and how the core writes records of this call, as `gc_task_set_trace` takes it; None: nowhere."""
+        return None
+
     def sent(self, peer: int, posted: int, nbytes: int, lane: int, chunk: int, rail: int) -> None:
         """Record a completed send."""
 
@@ -54,6 +59,9 @@ class Trace:
     def begin(self, name: str, signature: str) -> CallTrace:
         """Begin to record a call; calls with the same signature are comparable."""
         return NO_CALL_TRACE
+
+    def share_numbers(self, next_number: Callable[[], int]) -> None:
+        """Take the numbers of records from here: the core writes records too."""
 
 
 class InFlight(NamedTuple):

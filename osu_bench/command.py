@@ -69,6 +69,7 @@ TOOLS = {
 }
 EXPERIMENTS = {
     "any_order": Command("experiments.any_order", "collectives that ranks start in different orders"),
+    "chunk_cost": Command("experiments.chunk_cost", "processor time of the engine for each chunk"),
     "codec_speed": Command("experiments.codec_speed", "codec throughput on one core, against other libraries"),
     "ddp_cost": Command("experiments.ddp_cost", "time of a PyTorch DDP step, against gloo"),
     "failover": Command("experiments.failover", "cut links during operations on rails and measure the cost"),

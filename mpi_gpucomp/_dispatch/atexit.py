@@ -43,7 +43,7 @@ def _exit_runtime(runtime: Runtime) -> None:
         MPI.COMM_WORLD.Abort(1)
     if error is not None:
         runtime.engine.abort(error)
-    runtime.transport.abandon()
+    runtime.wire.abandon()
 
 
 @atexit.register

@@ -14,8 +14,8 @@ from mpi_gpucomp.errors import ControlMessageError, SpecError
 from mpi_gpucomp.transport.mpi import lost
 
 if TYPE_CHECKING:
+    from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.engine.engine import Engine
-    from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["Envelope", "EnvelopeChannel", "MpiEnvelopes", "RailEnvelopes"]
 
@@ -163,9 +163,9 @@ class RailEnvelopes:
 
     on_rails = True
 
-    def __init__(self, transport: Transport, engine: Engine) -> None:
+    def __init__(self, wire: Wire, engine: Engine) -> None:
         """Receive envelopes from the engine."""
-        self.rank, self._transport = transport.rank, transport
+        self.rank, self._wire = wire.rank, wire
         self._lock = threading.Lock()
         self._posted: deque[_PostedRecv] = deque()
         self._unexpected: deque[_Received] = deque()
@@ -178,7 +178,7 @@ class RailEnvelopes:
         if peer == self.rank:
             self._on_envelope(peer, message)
         else:
-            self._transport.send_control(peer, encode(message))
+            self._wire.send_control(peer, encode(message))
         return _SentEnvelope()
 
     def receive(self, address: int, room: int, source: int, tag: int) -> Envelope:
@@ -213,11 +213,11 @@ class RailEnvelopes:
                 posted.cancelled = True
 
     def _check(self, peer: int, tag: int, method: str) -> None:
-        if 0 <= peer < self._transport.size and 0 <= tag <= self._transport.largest_tag:
+        if 0 <= peer < self._wire.size and 0 <= tag <= self._wire.largest_tag:
             return
         raise SpecError(
             method,
-            expected=f"a rank from 0 to {self._transport.size - 1} and a tag from 0 to {self._transport.largest_tag}",
+            expected=f"a rank from 0 to {self._wire.size - 1} and a tag from 0 to {self._wire.largest_tag}",
             got=f"rank {peer}, tag {tag}",
             remedy="Name a rank of this communicator.",
             rank=self.rank,

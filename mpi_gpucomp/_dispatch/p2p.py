@@ -40,7 +40,6 @@ from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.device import order_after
 from mpi_gpucomp.device.base import dtype_of_code
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
-from mpi_gpucomp.engine.lane_io import AHEAD
 from mpi_gpucomp.errors import BufferSpecError, FrameError, PeerError
 from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.request import NativeRequest, Request
@@ -59,9 +58,9 @@ if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.plan import Settings
     from mpi_gpucomp._dispatch.runtime import Runtime
     from mpi_gpucomp.codec import Pending
+    from mpi_gpucomp.core.wire import Transfer, Wire
     from mpi_gpucomp.device import Device, DType, Memory
     from mpi_gpucomp.trace import CallTrace, Trace
-    from mpi_gpucomp.transport.base import Transfer, Transport
 
 __all__ = [
     "DEPTH",
@@ -80,6 +79,8 @@ __all__ = [
 ]
 
 
+AHEAD = 2
+"""Receives that are posted ahead."""
 DEPTH = 3
 """Frames of one message in memory at a time."""
 RAW_BYTES, RAW_DEPTH = 1 << 22, 8
@@ -223,14 +224,14 @@ def damaged_envelope(where: str) -> FrameError:
 
 
 class FrameChannel:
-    """What the framed messages of one communicator share: envelopes, transport and a pool of coders."""
+    """What the framed messages of one communicator share: envelopes, wire and a pool of coders."""
 
-    def __init__(self, envelopes: EnvelopeChannel, transport: Transport, short: int, trace: Trace = NO_TRACE) -> None:
-        """Send messages of up to `short` bytes within the envelope, and frames over the transport.
+    def __init__(self, envelopes: EnvelopeChannel, wire: Wire, short: int, trace: Trace = NO_TRACE) -> None:
+        """Send messages of up to `short` bytes within the envelope, and frames over the wire.
 
         Messages are recorded in `trace`.
         """
-        self.envelopes, self.transport, self.short, self.trace = envelopes, transport, short, trace
+        self.envelopes, self.wire, self.short, self.trace = envelopes, wire, short, trace
         self.rank = envelopes.rank
         self.envelope_bytes = max(MIN_FRAME_BYTES, frame.HEADER_BYTES + short)
         self._coders: dict[tuple[str, str, bool], list[Coder]] = {}
@@ -238,8 +239,8 @@ class FrameChannel:
 
     def free_tag(self) -> int:
         """Return a tag for the frames of a message, from the upper half: the engine uses the lower."""
-        self._number = (self._number + 1) % (self.transport.largest_tag // 2)
-        return self.transport.largest_tag - self._number
+        self._number = (self._number + 1) % (self.wire.largest_tag // 2)
+        return self.wire.largest_tag - self._number
 
     def coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
         """Return a coder for exclusive use, so that a failing message does not affect others."""
@@ -401,8 +402,7 @@ class RecvOperation(MessageOperation):
         else:
             memory = self._device.pinned(nbytes)
             address = memory.address
-        receiving = self._channel.transport.receive(self._status.source, announced.tag, address, nbytes)
-        receiving.posted = perf_counter_ns()
+        receiving = self._channel.wire.receive(self._status.source, announced.tag, address, nbytes)
         self._receiving.append((receiving, memory))
 
     def _record(self, transfer: Transfer, chunk: int) -> None:
@@ -421,8 +421,7 @@ class RecvOperation(MessageOperation):
         self._all_decoded()
         while len(self._receiving) < min(AHEAD, left) and len(self._receiving) + len(self._decoding) < DEPTH:
             memory, peer = self._device.pinned(announced.room), self._status.source
-            transfer = self._channel.transport.receive(peer, announced.tag, memory.address, announced.room)
-            transfer.posted = perf_counter_ns()
+            transfer = self._channel.wire.receive(peer, announced.tag, memory.address, announced.room)
             self._receiving.append((transfer, memory))
         return bool(self._receiving) and self._receiving[0][0].done()
 
@@ -537,8 +536,7 @@ class SendOperation(MessageOperation):
             except Exception as error:
                 self._pending_error = error
                 nbytes = _write_error_notice(error, memory)
-            transfer = self._channel.transport.send(self._peer, self._tag, memory.address, nbytes)
-            transfer.posted = perf_counter_ns()
+            transfer = self._channel.wire.send(self._peer, self._tag, memory.address, nbytes)
             self._sending.append((transfer, memory))
             if self._pending_error is not None:
                 break
@@ -559,8 +557,7 @@ class SendOperation(MessageOperation):
                 memory = self._coder.memory(elements.nbytes)
                 yield from self._coder.copy(elements, memory)
                 address = memory.address
-            sending = self._channel.transport.send(self._peer, self._tag, address, elements.nbytes)
-            sending.posted = perf_counter_ns()
+            sending = self._channel.wire.send(self._peer, self._tag, address, elements.nbytes)
             self._sending.append((sending, memory))
         yield self._all_sent
         self._packed.unpack(self._coder.stream)
@@ -602,9 +599,9 @@ class PointToPoint:
         self._rail_codec = get_codec("none") if on_rails else None
         """The codec of messages without one; None to pass them through."""
         self._codec = self._rail_codec if codec.name in ("none", "auto") else codec
-        envelopes = RailEnvelopes(runtime.transport, runtime.engine) if on_rails else MpiEnvelopes(comm.Dup())
+        envelopes = RailEnvelopes(runtime.wire, runtime.engine) if on_rails else MpiEnvelopes(comm.Dup())
         self._channel = FrameChannel(
-            envelopes, runtime.transport, min(MAX_SHORT_BYTES, settings.passthrough_bytes), runtime.engine.trace
+            envelopes, runtime.wire, min(MAX_SHORT_BYTES, settings.passthrough_bytes), runtime.engine.trace
         )
 
     def close(self, *, broken: bool) -> None:

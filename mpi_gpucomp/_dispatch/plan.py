@@ -52,7 +52,7 @@ class Plan:
     comm: MPI.Intracomm | None = None
     """The communicator to pass the call through on; None for the default."""
     wire: str = "mpi"
-    """What carries the engine's messages: "mpi", or "rails"."""
+    """What carries the engine's messages, and why."""
     race: Race[Candidate] | None = None
     """The exploration that this call is a sample of."""
     lifetime: Lifetime | None = None
@@ -106,3 +106,5 @@ class Settings(NamedTuple):
     rails: Rails | str = ""
     """Empty for none."""
     monitor: bool | None = None
+    wire: str | None = None
+    """auto, mpi or tcp; None for what the environment says."""

@@ -33,13 +33,13 @@ __all__ = ["Policy"]
 class Policy:
     """Plans the calls of one communicator, from what all ranks know, so that all make the same plan."""
 
-    def __init__(self, rank: int, nodes: Nodes, settings: Settings, tuner: Tuner) -> None:
-        """Plan for one rank of those on `nodes`."""
+    def __init__(self, rank: int, nodes: Nodes, wire: str, settings: Settings, tuner: Tuner) -> None:
+        """Plan for one rank of those on `nodes`, whose engine uses this wire."""
         self._rank, self._nodes, self._settings, self._tuner = rank, nodes, settings, tuner
         self._size = sum(map(len, nodes))
         self._codecs = {role: get_codec(codec) for role, codec in {**settings.roles, "": settings.codec}.items()}
         self._library = None if settings.plans is None else ScheduleLibrary(settings.plans, nodes)
-        self._wire = "rails" if settings.rails else "mpi"
+        self._wire = wire
         self._rules = (self._native_only, self._explicit, self._from_library, self._small)
 
     def plan(self, call: Call, *, explore: bool = True) -> Plan:

@@ -26,17 +26,18 @@ from mpi_gpucomp.engine.layout import Layout
 from mpi_gpucomp.engine.progress import ProgressDriver
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import CollectiveTask
-from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.errors import RankFailedError, SpecError
 from mpi_gpucomp.monitor import settings as monitor_settings
 from mpi_gpucomp.monitor.detector import attach, ignore_messages
 from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.monitor.process_monitor import process_monitor
 from mpi_gpucomp.request import Request
+from mpi_gpucomp.transport.bootstrap import MpiBootstrap
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
-from mpi_gpucomp.transport.mpi import MpiTransport
+from mpi_gpucomp.transport.mpi import SEGMENT_BYTES, MpiWire
 from mpi_gpucomp.transport.rails import Rails
-from mpi_gpucomp.transport.rails.transport import RailsTransport
-from mpi_gpucomp.transport.segmented import SEGMENT_BYTES, Segmentation
+from mpi_gpucomp.transport.selection import MPI_WIRE, TCP_WIRE, WireSelection, select_wire
+from mpi_gpucomp.transport.tcp import TcpWire
 
 if TYPE_CHECKING:
     from mpi_gpucomp._call.calls import Call
@@ -57,8 +58,8 @@ __all__ = [
 ]
 
 
-def agree_segment_bytes(comm: MPI.Intracomm) -> Segmentation | None:
-    """Return the smallest segment size that any rank has set, or None for unsegmented messages: collective."""
+def agree_segment_bytes(comm: MPI.Intracomm) -> int:
+    """Return the smallest segment size that any rank has set, or 0 for unsegmented messages: collective."""
     # From GPU memory a CUDA-aware MPI would copy each segment separately, and wait for that.
     setting, got = config.SEGMENT_BYTES, ""
     try:
@@ -71,7 +72,7 @@ def agree_segment_bytes(comm: MPI.Intracomm) -> Segmentation | None:
     comm.Allgather(np.array([wanted], np.int64), sizes)
     if sizes.min() < 0:
         raise setting.error(got or f"an invalid value on rank {sizes.argmin()}", rank=comm.rank)
-    return Segmentation(int(sizes.min())) if sizes.min() else None
+    return int(sizes.min())
 
 
 Nodes = tuple[tuple[int, ...], ...]
@@ -85,12 +86,12 @@ class Runtime:
         self.comm, self._settings = comm, settings
         self.rank, self.size = comm.rank, comm.size
         self.nodes = nodes_of(comm)
-        self.transport = _make_transport(comm, self.nodes, settings)
-        self.engine = Engine(self.transport, settings.slots, settings.timeout)
+        self.wire = _make_wire(comm, self.nodes, settings)
+        self.engine = Engine(self.wire, settings.slots, settings.timeout)
         self.monitor = attach_monitor(self.engine, comm, settings.monitor)
         self.driver = ProgressDriver(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         self.native = Passthrough(
-            comm, self.engine, self.driver, self.transport.derived_comms, on_rails=bool(settings.rails)
+            comm, self.engine, self.driver, self.wire.derived_comms, on_rails=bool(settings.rails)
         )
         self.names = NameRegistry(comm.rank)
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
@@ -107,11 +108,11 @@ class Runtime:
                 coder.close()
 
     def close(self, *, broken: bool) -> None:
-        """Close the transport: collective, unless the communicator is `broken`."""
+        """Close the wire: collective, unless the communicator is `broken`."""
         if broken or self.engine.broken is not None:
-            self.transport.abandon()
+            self.wire.abandon()
         else:
-            self.transport.close()
+            self.wire.close()
 
     def execute(self, plan: Plan, call: Call) -> tuple[MPI.Intracomm, Lifetime] | None:
         """Run a blocking call.
@@ -170,7 +171,7 @@ class Runtime:
                 Layout(algorithm.spec, sent, received, chunk),
                 dtype,
                 coder,
-                self.transport,
+                self.wire,
                 self.engine.free_tag(),
                 name=call.collective,
                 op=call.op,
@@ -190,7 +191,7 @@ class Runtime:
         """Return the coder, with its stream, that all collectives of this kind share."""
         key = (codec.spec if codec.shared else id(codec)), device.name, inline
         if key not in self._coders:
-            reaches = not self._settings.rails and cuda_aware().aware
+            reaches = self.wire.kind == "mpi" and cuda_aware().aware
             self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=reaches, annotate=gpu_range)
         return self._coders[key]
 
@@ -201,13 +202,32 @@ class Runtime:
                 self._coders.pop(key).close()
 
 
-def _make_transport(comm: MPI.Intracomm, nodes: Nodes, settings: Settings) -> MpiTransport | RailsTransport:
-    """Make the transport of all ranks: collective. Messages between nodes are segmented where that pays."""
+def _make_wire(comm: MPI.Intracomm, nodes: Nodes, settings: Settings) -> MpiWire | TcpWire:
+    """Make the wire of all ranks: collective."""
     if isinstance(settings.rails, Rails):
-        return RailsTransport(comm, settings.rails)
-    local = next(node for node in nodes if comm.rank in node)
-    segmentation = agree_segment_bytes(comm) if len(nodes) > 1 else None
-    return MpiTransport(comm, segmentation, frozenset(range(comm.size)) - frozenset(local))
+        rails = TcpWire(comm, settings.rails)
+        rails.kind = "rails"
+        return rails
+    selected = select_wire(MpiBootstrap(comm), len(nodes), settings.wire or config.WIRE.default)
+    local = frozenset(next(node for node in nodes if comm.rank in node))
+    if selected.kind == TCP_WIRE:
+        try:
+            return _make_tcp_wire(comm, selected, local if settings.wire != TCP_WIRE else frozenset())
+        except RankFailedError as error:  # on all ranks
+            if settings.wire == TCP_WIRE:
+                raise
+            selected = WireSelection(MPI_WIRE, f"sockets cannot connect all ranks: {error.got}")
+    # Messages between nodes are segmented where that pays.
+    segment_bytes = agree_segment_bytes(comm) if len(nodes) > 1 else 0
+    return MpiWire(comm, segment_bytes, frozenset(range(comm.size)) - local, selected.why)
+
+
+def _make_tcp_wire(comm: MPI.Intracomm, selected: WireSelection, local: frozenset[int]) -> TcpWire:
+    """Connect the ranks over sockets, with MPI within nodes: collective."""
+    found = Rails(selected.network, config.RAIL_TIMEOUT.get(), config.RAIL_LIMIT.get())
+    wire = TcpWire(comm, found, local - {comm.rank})
+    wire.kind, wire.why = TCP_WIRE, selected.why
+    return wire
 
 
 def processor_name() -> str:

@@ -38,7 +38,6 @@ from mpi_gpucomp.errors import DeviceError
 from mpi_gpucomp.schedule.algorithms import algorithms, build
 from mpi_gpucomp.schedule.cost import RELAY_BYTES
 from mpi_gpucomp.schedule.ir import COLLECTIVES
-from mpi_gpucomp.transport import segmented
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.runtime import Runtime
     from mpi_gpucomp._tuning.mpi_algorithms import AlgorithmSweep
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.device import DType, Memory, Stream
 
     Array = np.ndarray[Any, Any]
@@ -139,7 +139,9 @@ def calibrate(
     raw = CodecCost(*costs.coding["none", "uint8"])
     native, tuned = _measure_native(comm, collective, new_sweep)
     layout = known.measured.layout if known else _measure_layout(comm, runtime.nodes)
-    measured = Measurements(link, native, raw, layout=layout, relay_bytes=_relay_bytes(runtime.nodes, link))
+    measured = Measurements(
+        link, native, raw, layout=layout, relay_bytes=_relay_bytes(runtime.nodes, runtime.wire, link)
+    )
     runs = [
         (nbytes, _seconds(comm, partial(_run_engine, runtime, collective, nbytes)))
         for nbytes in (ENGINE_SHORT, ENGINE_LONG)
@@ -232,10 +234,10 @@ def _measure_layout(comm: MPI.Intracomm, nodes: tuple[tuple[int, ...], ...]) -> 
     return NodeLayout(nodes, within, _measure_link(comm, [node[0] for node in nodes]))
 
 
-def _relay_bytes(nodes: tuple[tuple[int, ...], ...], link: LinkCost) -> int:
-    """Return the segment after which ranks relay a message: where all are apart, on links that are slow enough."""
+def _relay_bytes(nodes: tuple[tuple[int, ...], ...], wire: Wire, link: LinkCost) -> int:
+    """Return the segment after which ranks relay a message: where all are apart, and the wire relays on such links."""
     apart = all(len(node) == 1 for node in nodes)
-    return RELAY_BYTES if apart and link.per_byte * segmented.SLOW >= 1 else 0
+    return RELAY_BYTES if apart and wire.relays(1 / link.per_byte if link.per_byte else inf) else 0
 
 
 def _measure_link(comm: MPI.Intracomm, ring: Sequence[int] | None = None) -> LinkCost:

@@ -25,7 +25,7 @@ from mpi_gpucomp.cli.output import table
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.library import host_library
 from mpi_gpucomp.errors import DeviceError, GpucompError, SpecError
-from mpi_gpucomp.transport import gpu_aware
+from mpi_gpucomp.transport import gpu_aware, selection
 from mpi_gpucomp.transport.rails import backends, discovery
 
 if TYPE_CHECKING:
@@ -238,7 +238,10 @@ def _add_network(report: _Report) -> None:
     facts = {name: _describe_device(name, addresses.get(name)) for _, name in socket.if_nameindex()}
     report.sections["network devices"] = facts
     ucx = backends.probe_capabilities(backends.UCX, ())
-    report.sections["wires"] = {"tcp": "yes", "ucx": ucx.version if ucx.has_ucx else f"none: {ucx.version}"}
+    report.sections["wires"] = {
+        "between hosts": _wire_between_hosts(report),
+        "ucx": ucx.version if ucx.has_ucx else f"none: {ucx.version}",
+    }
     wire = report.settings.get(config.RAIL_WIRE.variable)
     if wire is not None and wire.value == backends.UCX and not ucx.has_ucx:
         report.problems.append(f"{config.RAIL_WIRE.variable} is ucx, but UCX is not available: {ucx.version}")
@@ -253,12 +256,25 @@ def _add_network(report: _Report) -> None:
                 report.warnings.append(f"{config.RAILS.variable}: {name.strip()} has no carrier")
 
 
+def _wire_between_hosts(report: _Report) -> str:
+    """Return the wire that hosts like this one would use, and why."""
+    setting = report.settings.get(config.WIRE.variable)
+    aware = sys.modules.get("mpi4py.MPI") is not None and gpu_aware.cuda_aware().aware
+    facts = selection.HostFacts.of_this_host(cuda_aware=aware)
+    try:
+        found = selection.select([facts, facts], 2, config.WIRE.default if setting is None else setting.value)
+    except GpucompError as error:
+        report.problems.append(f"{config.WIRE.variable}: {error}")
+        return f"none: {error.got}"
+    return f"{found.kind}: {found.why}"
+
+
 def _describe_device(name: str, address: str | None) -> str:
     speed = _read_int(CLASS_NET / name / "speed")
     parts = [
         "carrier" if _read_int(CLASS_NET / name / "carrier") == 1 else "no carrier",
         f"{speed / 1000:g} Gbit/s" if speed > 0 else "speed unknown",
-        address or "no IPv4 address",
+        address or "no IP address",
     ]
     ports = [path.name for path in (CLASS_NET / name / "device").glob("infiniband/*")]
     return ", ".join(parts + ([f"RDMA {' '.join(ports)}"] if ports else []))

@@ -161,7 +161,7 @@ class Auto(KernelCodec):
 
     def sample(self, source: Buffer, stream: Stream) -> Sampling:
         """Queue the encoding of a sample with every codec that may be faster than raw."""
-        return Sampling(self, self._worth_sampling(source.dtype, source.nbytes), source, stream)
+        return Sampling(self, self.worth_sampling(source.dtype, source.nbytes), source, stream)
 
     def decoder(self, wire_id: int) -> Codec:
         """Return the codec with this wire id."""
@@ -210,6 +210,11 @@ class Auto(KernelCodec):
             return CodecSample(RAW, 1.0)
         return CodecSample(codec, ratios[codec])
 
+    @staticmethod
+    def candidates(dtype: DType) -> tuple[Codec, ...]:
+        """Return the codecs that elements of a type may be encoded with, besides none."""
+        return _candidates(dtype)
+
     def available(self, codec: Codec, stream: Stream) -> bool:
         """Return False if a package that the codec needs on this device was found missing."""
         return (codec.name, stream.device.name) not in self._missing
@@ -218,7 +223,7 @@ class Auto(KernelCodec):
         """Record that a package that the codec needs on this device is missing."""
         self._missing.add((codec.name, stream.device.name))
 
-    def _worth_sampling(self, dtype: DType, nbytes: int) -> list[Codec]:
+    def worth_sampling(self, dtype: DType, nbytes: int) -> list[Codec]:
         """Return the codecs that are fast enough to pay at a good ratio, as many as the time for samples allows."""
         costs, raw = self.costs, self.costs.raw(dtype)
         known = ((codec, costs.of(codec, dtype)) for codec in _candidates(dtype))

@@ -30,6 +30,7 @@ __all__ = [
     "EncodeJob",
     "FixedCodec",
     "KernelCodec",
+    "KernelPending",
     "KernelResult",
     "Parameter",
     "Parameters",
@@ -118,13 +119,11 @@ class KernelResult:
         """Allocate zeroed memory for the kernels, and pinned memory for the host unless both are the same."""
         device: Device = stream.device
         self._pinned = device.pinned(self.NBYTES)
-        ctypes.memset(self._pinned.address, 0, self.NBYTES)
         self._device_copy = self._pinned if device.name == "host" else device.alloc(self.NBYTES)
         self.size, self.status = self._device_copy.address, self._device_copy.address + 8
-        if self._device_copy is not self._pinned:
-            stream.copy(self._device_copy.address, self._pinned.address, self.NBYTES)
+        stream.fill(self._device_copy.address, 0, self.NBYTES)
 
-    def read_back(self, stream: Stream, interpret: Callable[[int, int], int | None]) -> Pending:
+    def read_back(self, stream: Stream, interpret: Callable[[int, int], int | None]) -> KernelPending:
         """Queue the copy to the host; the result is `interpret(size, status)`."""
         pinned = self._pinned
         if self._device_copy is not pinned:
@@ -139,7 +138,22 @@ class KernelResult:
             pinned.release()
             return interpret(size, status)
 
-        return Pending(event.done, result)
+        return KernelPending(event.done, result, self._device_copy.address, interpret)
+
+
+class KernelPending(Pending):
+    """A result that kernels write: a size and status bits at an address, and what they mean."""
+
+    def __init__(
+        self,
+        done: Callable[[], bool],
+        result: Callable[[], int | None],
+        address: int,
+        interpret: Callable[[int, int], int | None],
+    ) -> None:
+        """Describe the result: `interpret(size, status)`."""
+        super().__init__(done, result)
+        self.address, self.interpret = address, interpret
 
 
 def _keep_alive(memory: Memory) -> None:

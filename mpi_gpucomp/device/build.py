@@ -1,4 +1,4 @@
-"""Builds the host library from `kernels/`: one shared library per instruction set, no Python headers.
+"""Builds the host library from `kernels/`, one for each instruction set, and the core; without Python headers.
 
 setup.py runs it; in a checkout run `python mpi_gpucomp/device/build.py`. It imports nothing of the package, so that it
 works before anything is installed.
@@ -15,7 +15,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["LIBRARIES", "build", "kernels_directory", "library_directory"]
+__all__ = ["LIBRARIES", "build", "build_core", "core_directory", "kernels_directory", "library_directory"]
 
 COMMON_FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
@@ -67,6 +67,26 @@ def build(kernels: Path, to: Path, *, extra_flags: list[str] | None = None, only
         ]
 
 
+CORE_FLAGS = [*("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread"), *("-Wall", "-Wextra")]
+
+
+def core_directory() -> Path:
+    """Return the directory of the core's sources."""
+    return _HERE.parent / "core" / "src"
+
+
+def build_core(sources: Path, to: Path, *, extra_flags: list[str] | None = None) -> Path:
+    """Compile the core, one job per processor, and link it into `to`."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    flags = [*CORE_FLAGS, *(extra_flags or [])]
+    to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(os.cpu_count() or 1) as jobs:
+        units = sorted(sources.glob("*.cpp"))
+        parts = {unit: Path(objects) / f"{unit.stem}.o" for unit in units}
+        list(jobs.map(_run, [[*compiler, *flags, "-c", str(unit), "-o", str(part)] for unit, part in parts.items()]))
+        return _link([*compiler, *flags], list(parts.values()), to / "libgpucomp-core.so")
+
+
 def _link(linker: list[str], parts: list[Path], library: Path) -> Path:
     _run([*linker, "-shared", *map(str, parts), "-o", str(library)])
     return library
@@ -89,3 +109,4 @@ def _run(command: list[str]) -> None:
 if __name__ == "__main__":
     for library in build(kernels_directory(), library_directory()):
         print(library)
+    print(build_core(core_directory(), library_directory()))

@@ -37,6 +37,7 @@ __all__ = [
     "family_of",
     "host_library",
     "kernel",
+    "kernel_address",
     "select_library",
     "supported_levels",
 ]
@@ -151,6 +152,14 @@ def kernel(name: str) -> Callable[..., None]:
         ) from None
     function.restype = None
     return function
+
+
+def kernel_address(name: str) -> int:
+    """Return the address of a host kernel, for callers that are not Python."""
+    function: Any = kernel(name)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def arguments(values: Sequence[int | float]) -> list[Any]:

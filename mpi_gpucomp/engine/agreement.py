@@ -93,18 +93,28 @@ class AgreementCheck:
     """
 
     busy = False
+    needs_python = True
     longest = 0
     neighbours: frozenset[int] = frozenset()
+    handle = 0
 
     def __init__(self, name: str, tag: int = 0) -> None:
         """Check the collective of this name."""
         self.name, self.tag, self.title = name, tag, name
-        self.peer_tags: dict[int, int] = {}
         self.sent: Counter[tuple[int, int]] = Counter()
         self.done = False
         self.call_trace: CallTrace = NO_CALL_TRACE
 
+    def set_peer_tag(self, peer: int, tag: int) -> None:
+        """Do nothing."""
+
     def prepare(self, longest: int) -> None:
+        """Do nothing."""
+
+    def run(self) -> None:
+        """Do nothing."""
+
+    def keep_running(self) -> None:
         """Do nothing."""
 
     def progress(self) -> bool:
@@ -117,6 +127,12 @@ class AgreementCheck:
         return []
 
     def suspend(self) -> None:
+        """Do nothing."""
+
+    def halt(self) -> None:
+        """Do nothing."""
+
+    def free(self) -> None:
         """Do nothing."""
 
     def abandon(self) -> None:

@@ -50,7 +50,7 @@ class Coder:
 
         `annotate(name, device)` returns a context that names the work queued in it, for profilers.
         """
-        self.codec, self._device = codec, device
+        self.codec, self._device, self.inline = codec, device, inline
         self._direct = device is HOST or wire_reaches_gpu
         self._inline = InlineStream(HOST)
         self.stream = self._inline if inline and device is HOST else device.stream()

@@ -25,9 +25,9 @@ from mpi_gpucomp.engine.failure import DeadlockedCall, deadlock_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.engine.agreement import CallRegistry
     from mpi_gpucomp.engine.scheduling import Job
-    from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["LOW_BITS", "DeadlockDetector", "DeadlockProbe", "WaitStatus", "broadcast", "describe", "is_circular"]
 
@@ -111,12 +111,12 @@ def _joined_by(replies: Mapping[int, WaitStatus], size: int, call: CallId) -> st
     return f", which rank{'s' * many} {', '.join(map(str, absent))} {'have' if many else 'has'} not joined"
 
 
-def broadcast(transport: Transport, message: ControlMessage) -> None:
+def broadcast(wire: Wire, message: ControlMessage) -> None:
     """Send a control message to every other rank."""
     data = encode(message)
-    for peer in range(transport.size):
-        if peer != transport.rank:
-            transport.send_control(peer, data)
+    for peer in range(wire.size):
+        if peer != wire.rank:
+            wire.send_control(peer, data)
 
 
 class DeadlockDetector:
@@ -124,13 +124,13 @@ class DeadlockDetector:
 
     def __init__(
         self,
-        transport: Transport,
+        wire: Wire,
         registry: CallRegistry,
         jobs: Mapping[CallId, Job],
         fail: Callable[[Job, Exception], None],
     ) -> None:
         """Observe these jobs; `fail` ends one of them."""
-        self._transport, self._registry, self._jobs, self._fail = transport, registry, jobs, fail
+        self._wire, self._registry, self._jobs, self._fail = wire, registry, jobs, fail
         self.in_mpi_call: str | None = None
         """The native MPI call that the caller is in."""
         self.mpi_calls = 0
@@ -175,25 +175,25 @@ class DeadlockDetector:
             return
         if self._probe is None and now - max(since, self._queried_at) > timeout:
             self._probes, self._queried_at = self._probes + 1, now
-            self._probe = DeadlockProbe(self._probes, self._transport.size, self._transport.rank, self.status())
-            broadcast(self._transport, DeadlockQuery(self._probes))
+            self._probe = DeadlockProbe(self._probes, self._wire.size, self._wire.rank, self.status())
+            broadcast(self._wire, DeadlockQuery(self._probes))
         elif self._probe is not None and self._probe.complete:
             self._evaluate(self._probe, give_up=now - since > GIVE_UP_TIMEOUTS * timeout)
             self._probe = None
 
     def _evaluate(self, probe: DeadlockProbe, *, give_up: bool) -> None:
-        size, rank = self._transport.size, self._transport.rank
+        size, rank = self._wire.size, self._wire.rank
         if give_up or is_circular(probe.replies, size, rank):
             waits = tuple(RankWait(other, *call) for other, status in probe.replies.items() for call in status.waits)
             found = DeadlockFound(describe(probe.replies, size), waits)
-            broadcast(self._transport, found)
+            broadcast(self._wire, found)
             self.on_found(rank, found)
 
     def on_query(self, peer: int, message: DeadlockQuery) -> None:
         """Reply to a query."""
         waits, runs = self.status()
         listed = tuple(Wait(*call, title) for call, title in waits.items())
-        self._transport.send_control(peer, encode(DeadlockReply(message.number, listed, runs)))
+        self._wire.send_control(peer, encode(DeadlockReply(message.number, listed, runs)))
 
     def on_reply(self, peer: int, message: DeadlockReply) -> None:
         """Take a reply."""
@@ -204,11 +204,11 @@ class DeadlockDetector:
     def on_found(self, peer: int, message: DeadlockFound) -> None:
         """Fail the calls that this rank was blocked in when it replied."""
         for wait in message.waits:
-            if wait.rank != self._transport.rank:
+            if wait.rank != self._wire.rank:
                 continue
             call = CallId(wait.name, wait.run)
             if call == CallId(NATIVE_MPI, self.mpi_calls) and self.in_mpi_call is not None:
-                self.on_mpi_hang(deadlock_error(message.text, self._transport.rank))
+                self.on_mpi_hang(deadlock_error(message.text, self._wire.rank))
             job = self._jobs.get(call)
             if job is not None:
                 self._fail(job, DeadlockedCall(message.text))

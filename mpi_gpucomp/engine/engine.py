@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from mpi_gpucomp.core.library import CODING, CONTROL, FAULT, STALLED, TASK, core
 from mpi_gpucomp.engine.agreement import CHANNELS, CallId, CallRegistry, CallResult
 from mpi_gpucomp.engine.control_messages import (
     Abort,
@@ -33,13 +34,12 @@ from mpi_gpucomp.trace import NO_OBSERVER, NO_TRACE, CallSnapshot, EngineSnapsho
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mpi_gpucomp.core.wire import CoreEvent, Wire
     from mpi_gpucomp.engine.scheduling import Job, P2POperation, Work
-    from mpi_gpucomp.transport.base import Transport
+    from mpi_gpucomp.engine.task import CollectiveTask
 
 __all__ = ["Engine"]
 
-HEAD_TRIES = 5
-"""Tries of the first running job in each poll; the others get one."""
 IDLE_POLLS = 3
 """Polls without progress after which the observer gets its `on_idle`."""
 _leaked: list[Work] = []
@@ -49,15 +49,15 @@ _leaked: list[Work] = []
 class Engine:
     """The jobs of one communicator."""
 
-    def __init__(self, transport: Transport, slots: int = 2, timeout: float | None = None) -> None:
+    def __init__(self, wire: Wire, slots: int = 2, timeout: float | None = None) -> None:
         """Run `slots` jobs at once; probe for a deadlock after `timeout` seconds without progress."""
         self.timeout = timeout
         self.broken: Exception | None = None
         """Why the communicator cannot be used any more."""
         self.aborted_call: str | None = None
         """The collective in progress when this rank aborted; peers blocked in it may never notice."""
-        self._transport, self._registry, self._tag = transport, CallRegistry(), 0
-        rank, size = transport.rank, transport.size
+        self.wire, self._registry, self._tag = wire, CallRegistry(), 0
+        rank, size = wire.rank, wire.size
         self._others = frozenset(range(size)) - {rank}
         self._ring = frozenset({(rank - 1) % size, (rank + 1) % size} - {rank})
         """Neighbours in a ring: they connect all ranks in the comparison of signatures, for any algorithm."""
@@ -66,10 +66,14 @@ class Engine:
         self.p2p_operations: list[P2POperation] = []
         """Point-to-point operations, progressed in every poll and removed when done."""
         self._pending_error: PeerError | None = None
-        self._slots = Slots(transport, slots)
+        self._slots = Slots(wire, slots)
         self._jobs: dict[CallId, Job] = {}
+        self.has_ended = False
+        """Whether a job has ended since this was last reset: threads that wait for it may sleep in the core."""
+        self._by_handle: dict[int, Job] = {}
+        """Jobs by the handles of their tasks, which the events of the core name."""
         self._failures: dict[CallId, Failure] = {}
-        self.deadlock = DeadlockDetector(transport, self._registry, self._jobs, self._fail)
+        self.deadlock = DeadlockDetector(wire, self._registry, self._jobs, self._fail)
         self.trace: Trace = NO_TRACE
         self.observer: Observer = NO_OBSERVER
         self._idle_polls = 0
@@ -93,14 +97,14 @@ class Engine:
         self.deadlock.on_progress()
         job.task.call_trace = self.trace.begin(job.task.name, job.signature)
         job.needs = self._others if job.everyone else self._ring | job.task.neighbours
-        self._jobs[call] = job
+        self._jobs[call] = self._by_handle[job.task.handle] = job
         failure = self._failures.get(call)
         if failure is not None:
             failure.join(job)
             return
         join = encode(Join(*call, job.signature, job.task.tag, job.task.longest, job.trace))
         for peer in job.needs:
-            self._transport.send_control(peer, join)
+            self.wire.send_control(peer, join)
         self._slots.add(job)
         if self._pending_error is not None:
             error, self._pending_error = self._pending_error, None
@@ -117,7 +121,7 @@ class Engine:
         """
         used = {job.task.tag for job in self._jobs.values()}
         while True:
-            self._tag = (self._tag + CHANNELS) % (self._transport.largest_tag // 2 // CHANNELS * CHANNELS)
+            self._tag = (self._tag + CHANNELS) % (self.wire.largest_tag // 2 // CHANNELS * CHANNELS)
             if self._tag not in used:
                 return self._tag
 
@@ -132,21 +136,27 @@ class Engine:
         job = next(iter(self._jobs.values()), None)
         return job.title if job else None
 
-    def progress(self, *, waiting: int = 0, naps: int = 0) -> bool:
-        """Poll the transport and progress the running jobs; return True if anything progressed.
+    @property
+    def needs_polling(self) -> bool:
+        """Return True if there is work that the core does not know of, and whose end it cannot report."""
+        return bool(self.p2p_operations or self._failures or any(job.task.needs_python for job in self._jobs.values()))
+
+    def progress(self, *, waiting: int = 0, naps: int = 0, moved: bool = False) -> bool:
+        """Run the core for a moment and handle its events; return True if anything progressed, or has (`moved`).
 
         `waiting` numbers the wait of a blocked caller, 0 if none is blocked; `naps` counts how often it has slept.
         """
         if self.broken is not None:
             return False
         try:
-            self.observer.on_poll(waiting, naps)
-            moved = self._recv_control()
+            self.observer.on_poll(waiting, naps + self.wire.sleeps)
+            moved |= self.wire.run(foreground=False)
+            for event in self.wire.events():
+                moved |= self._handle(event)
             if self.p2p_operations:
                 moved |= self._progress_p2p()
-            for place, job in enumerate(list(self._slots.running)):
-                moved |= self._progress_job(job, HEAD_TRIES if place == 0 else 1)
-            self._slots.preempt()
+            for job in [job for job in self._jobs.values() if job.task.needs_python and job.started]:
+                moved |= self._progress_job(job, job.task.progress)
             self._slots.fill()
             if self._failures:
                 moved |= self._progress_failures()
@@ -169,6 +179,25 @@ class Engine:
             self.deadlock.check(self.timeout)
         return False
 
+    def _handle(self, event: CoreEvent) -> bool:
+        """Handle an event of the core; return True if it may let a job progress."""
+        if event.kind == CONTROL:
+            return self._recv_control()
+        if event.kind == FAULT:
+            raise self.wire.error()
+        job = self._by_handle.get(event.task)
+        if job is None:
+            return False
+        task = cast("CollectiveTask", job.task)  # others are unknown to the core
+        if event.kind == TASK:
+            return self._progress_job(job, task.ended)
+        if event.kind == CODING:
+            task.code(event.op)
+            return True
+        assert event.kind == STALLED, event
+        self._slots.on_stall(job, too_long=bool(event.code))
+        return False
+
     def _progress_p2p(self) -> bool:
         moved = False
         for operation in self.p2p_operations:
@@ -181,30 +210,30 @@ class Engine:
         self.p2p_operations = [operation for operation in self.p2p_operations if not operation.done]
         return moved
 
-    def _progress_job(self, job: Job, tries: int) -> bool:
-        """Progress a job; end it if it has completed or failed."""
-        moved = False
+    def _progress_job(self, job: Job, progress: Callable[[], object]) -> bool:
+        """Progress what a job does in Python; end the job if it has completed or failed."""
         try:
-            for _ in range(tries):
-                progressed = job.progress()
-                moved |= progressed
-                if job.task.done or not progressed:
-                    break
+            moved = bool(progress())
         except (RankFailedError, KeyboardInterrupt):
             raise
         except BaseException as error:
             self._fail(job, error)
             return True
-        if job.task.done:
+        if job.task.done and job.call not in self._failures:
             self._slots.remove(job)
             self._close(job)
+            return True
         return moved
 
     def _close(self, job: Job, error: BaseException | None = None) -> None:
         """Complete a job."""
         del self._jobs[job.call]
+        self._by_handle.pop(job.task.handle, None)
+        self.has_ended = True
         job.task.call_trace.end(failed=error is not None)
         self._registry.end(job.call, CallResult(job.signature, job.task.sent, job.trace))
+        if error is None:
+            job.task.free()
         job.error = error
         if job.on_done is None:
             job.finished = True
@@ -222,7 +251,7 @@ class Engine:
             expected="success on every rank",
             got=f"{type(error).__name__}: {error}",
             remedy="Fix the callback; the collective itself has completed.",
-            rank=self._transport.rank,
+            rank=self.wire.rank,
         )
 
     # Observation, see `mpi_gpucomp.trace`
@@ -230,16 +259,17 @@ class Engine:
     def attach(self, trace: Trace, observer: Observer) -> None:
         """Write to this trace and report to this observer from now on."""
         self.trace, self.observer = trace, observer
+        trace.share_numbers(core().gc_next_record_number)
 
     @property
     def rank(self) -> int:
         """Return this process's rank in the communicator."""
-        return self._transport.rank
+        return self.wire.rank
 
     @property
     def size(self) -> int:
         """Return the number of ranks."""
-        return self._transport.size
+        return self.wire.size
 
     def listen(self, kind: str, handler: Callable[[int, int, str], None]) -> None:
         """Call `handler(peer, number, text)` for every observer message of a kind."""
@@ -247,11 +277,11 @@ class Engine:
 
     def send_control(self, peer: int, kind: str, number: int = 0, text: str = "") -> None:
         """Send an observer message to a peer."""
-        self._transport.send_control(peer, encode(ObserverMessage(kind, number, text)))
+        self.wire.send_control(peer, encode(ObserverMessage(kind, number, text)))
 
     def broadcast_control(self, kind: str, number: int = 0, text: str = "") -> None:
         """Send an observer message to all other ranks."""
-        broadcast(self._transport, ObserverMessage(kind, number, text))
+        broadcast(self.wire, ObserverMessage(kind, number, text))
 
     def blocked_since(self) -> float | None:
         """Return since when (`time.monotonic`) the caller has been blocked without progress; None if it is not."""
@@ -274,9 +304,9 @@ class Engine:
     def _recv_control(self) -> bool:
         """Handle control messages; return True if one may let a job progress."""
         moved = False
-        while (received := self._transport.recv_control()) is not None:
+        while (received := self.wire.recv_control()) is not None:
             peer, data = received
-            message = decode(data, peer, self._transport.rank)
+            message = decode(data, peer, self.wire.rank)
             handler = self._handlers.get(type(message))
             if handler is None:
                 raise self._unexpected(peer, message, f"no {type(message).__name__} on this communicator", "one")
@@ -290,7 +320,7 @@ class Engine:
             expected=expected,
             got=got,
             remedy="Use the same options of the communicator on every rank.",
-            rank=self._transport.rank,
+            rank=self.wire.rank,
         )
 
     def _on_observer_message(self, peer: int, message: ObserverMessage) -> None:
@@ -316,7 +346,7 @@ class Engine:
         job.needs -= {peer}
         job.task.call_trace.joined(peer)
         job.longest = max(job.longest, join.longest)
-        job.task.peer_tags[peer] = join.tag
+        job.task.set_peer_tag(peer, join.tag)
 
     def _on_report(self, peer: int, report: FailureReport) -> None:
         call = CallId(report.name, report.run)
@@ -327,7 +357,7 @@ class Engine:
         job = self._jobs.get(call)
         if job is None and self._registry.has_begun(call):
             answer = report_for(peer, call, self._registry.result(call), answer=True)
-            self._transport.send_control(peer, encode(answer))
+            self.wire.send_control(peer, encode(answer))
             return
         if job is not None:
             self._fail(job, None)
@@ -338,7 +368,7 @@ class Engine:
     def _failure_of(self, call: CallId) -> Failure:
         """Return the failure of a call, created on first use."""
         if call not in self._failures:
-            self._failures[call] = Failure(call, self._transport, 30.0 if self.timeout is None else self.timeout)
+            self._failures[call] = Failure(call, self.wire, 30.0 if self.timeout is None else self.timeout)
         return self._failures[call]
 
     def _fail(self, job: Job, error: BaseException | None) -> None:
@@ -366,10 +396,11 @@ class Engine:
         """Fail the communicator and everything in progress."""
         self.observer.on_failure(f"{type(error).__name__}: {error}")
         self.broken = self.broken or error
-        self._transport.revoke()
+        self.wire.revoke()
         self._slots.clear()
         self._failures.clear()
         for job in list(self._jobs.values()):
+            job.task.halt()
             job.task.quiesce()
             _leaked.append(job.task)
             self._close(job, self.broken)
@@ -383,8 +414,8 @@ class Engine:
         if self.broken is None:
             self.aborted_call = self.active_call
             with suppress(RankFailedError):
-                broadcast(self._transport, Abort(clip(reason)))
-            self.fail_all(self._aborted(self._transport.rank, reason))
+                broadcast(self.wire, Abort(clip(reason)))
+            self.fail_all(self._aborted(self.wire.rank, reason))
 
     def _on_abort(self, peer: int, message: Abort) -> None:
         error = self._aborted(peer, message.reason)
@@ -398,7 +429,7 @@ class Engine:
             expected="no rank to abort",
             got=f"on rank {peer} {reason}",
             remedy="Make a new communicator; this one cannot be used any more.",
-            rank=self._transport.rank,
+            rank=self.wire.rank,
         )
 
 

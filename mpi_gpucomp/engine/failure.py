@@ -18,9 +18,9 @@ from mpi_gpucomp.errors import AgreementError, DeadlockError, GpucompError, Peer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.engine.agreement import CallId
     from mpi_gpucomp.engine.scheduling import Job
-    from mpi_gpucomp.transport.base import Transport
 
 __all__ = ["DeadlockedCall", "Failure", "SignatureMismatch", "deadlock_error", "report_for"]
 
@@ -50,9 +50,9 @@ def report_for(
 class Failure:
     """A call that has failed on some rank, until all ranks have reported and nothing is in flight."""
 
-    def __init__(self, call: CallId, transport: Transport, timeout: float) -> None:
+    def __init__(self, call: CallId, wire: Wire, timeout: float) -> None:
         """Start without reports; peers have `timeout` seconds to report."""
-        self.call, self._transport = call, transport
+        self.call, self._wire = call, wire
         self.job: Job | None = None
         self.settled = False
         """Whether all ranks have reported and nothing is in flight any more."""
@@ -78,9 +78,9 @@ class Failure:
         if self.settled:
             return False
         now = time.monotonic()
-        if self._transport.rank not in self._reports and now > self._report_by:
+        if self._wire.rank not in self._reports and now > self._report_by:
             self._report(None)
-        if len(self._reports) < self._transport.size and now < self._give_up:
+        if len(self._reports) < self._wire.size and now < self._give_up:
             return False
         if self.job is not None and not self.job.task.drain(self._owed()):
             if now < self._give_up:
@@ -90,12 +90,12 @@ class Failure:
         return True
 
     def _report(self, result: CallResult | None, error: BaseException | None = None) -> None:
-        for peer in range(self._transport.size):
+        for peer in range(self._wire.size):
             report = report_for(peer, self.call, result, error)
-            if peer == self._transport.rank:
+            if peer == self._wire.rank:
                 self._reports[peer] = report
             else:
-                self._transport.send_control(peer, encode(report))
+                self._wire.send_control(peer, encode(report))
 
     def _owed(self) -> dict[tuple[int, int], int]:
         """Return how many messages have been sent to this rank, by peer and channel."""
@@ -104,7 +104,7 @@ class Failure:
     @property
     def missing(self) -> list[int]:
         """Return the ranks that have not reported."""
-        return [rank for rank in range(self._transport.size) if rank not in self._reports]
+        return [rank for rank in range(self._wire.size) if rank not in self._reports]
 
     def error(self, title: str) -> BaseException:
         """Make the error that this rank raises."""
@@ -112,7 +112,7 @@ class Failure:
         if self.missing or self._undrained:
             return self._unsettled(title)
         if DeadlockedCall.__name__ in errors:
-            return deadlock_error(errors[DeadlockedCall.__name__], self._transport.rank)
+            return deadlock_error(errors[DeadlockedCall.__name__], self._wire.rank)
         if SignatureMismatch.__name__ in errors:
             return self._mismatch(title)
         if self._error is not None:
@@ -129,7 +129,7 @@ class Failure:
             expected="the same calls on every rank" if self.diverged else "the same call on every rank",
             got=_by_rank(signatures),
             remedy=f"{same} This communicator cannot be used any more." if self.diverged else same,
-            rank=self._transport.rank,
+            rank=self._wire.rank,
         )
 
     @property
@@ -144,7 +144,7 @@ class Failure:
             expected="success on every rank",
             got="; ".join(f"on rank {rank} {one.error}: {one.text.removesuffix('.')}" for rank, one in errors.items()),
             remedy="Fix the error there. The output here is incomplete; the communicator can still be used.",
-            rank=self._transport.rank,
+            rank=self._wire.rank,
         )
 
     def _unsettled(self, title: str) -> GpucompError:
@@ -154,7 +154,7 @@ class Failure:
             expected="every rank to report after it failed, and all messages to arrive",
             got=silent if self.missing else "messages still in flight",
             remedy="Make a new communicator without the failed ranks; this one cannot be used any more.",
-            rank=self._transport.rank,
+            rank=self._wire.rank,
         )
         error.__cause__ = self._error
         return error

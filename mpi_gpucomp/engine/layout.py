@@ -1,7 +1,8 @@
 """Maps the chunks of a schedule to elements of the caller's buffers.
 
 A vector, or each rank's block of it, is divided into chunks of the same length. A loop of the schedule covers k chunks
-of a block, and loop `l` starts at chunk `l * k`. The last chunks of a block may be shorter, or empty.
+of a block, and loop `l` starts at chunk `l * k`. The last chunks of a block may be shorter, or empty. The core computes
+where each chunk is.
 """
 
 from __future__ import annotations
@@ -42,27 +43,12 @@ class Layout:
         """Map a goal's buffers to the caller's."""
         self.chunk = chunk
         self.per_block = goal.block if COLLECTIVES[goal.collective].blocks else goal.chunks
-        self._buffers = {"i": sent, "o": received}
+        self.input, self.output = sent, received
         self.longest = max((n for blocks in (sent, received) if blocks for n in blocks.counts), default=0)
-        self.set_longest(self.longest)
+        """The length of the longest block that this rank knows of."""
 
-    def set_longest(self, longest: int) -> None:
-        """Set the loops to cover the longest block of any rank; shorter blocks are empty in the last loops."""
-        self.loops = -(-longest // (self.chunk * self.per_block))
-
-    def length(self, buffer: str, offset: int, loop: int) -> int:
-        """Return the length of chunk `offset` of the input or output in a loop."""
-        blocks = self._buffers[buffer]
-        assert blocks is not None
-        block, chunk = divmod(offset, self.per_block)
-        start = (loop * self.per_block + chunk) * self.chunk
-        return max(0, min(self.chunk, blocks.counts[block] - start))
-
-    def elements(self, buffer: str, offset: int, loop: int) -> Buffer:
-        """Return the elements of chunk `offset` of the input or output in a loop."""
-        blocks = self._buffers[buffer]
-        assert blocks is not None
-        block, chunk = divmod(offset, self.per_block)
-        length = self.length(buffer, offset, loop)
-        start = (loop * self.per_block + chunk) * self.chunk if length else 0
-        return blocks.buffer.slice(blocks.starts[block] + start if length else 0, length)
+    def lengths(self) -> set[int]:
+        """Return the lengths of the chunks that are not empty."""
+        counts = {count for blocks in (self.input, self.output) if blocks for count in blocks.counts}
+        full = {self.chunk for count in counts if count >= self.chunk}
+        return full | {count % self.chunk for count in counts if count % self.chunk}

@@ -9,6 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from mpi_gpucomp.trace import NO_OBSERVER
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,6 +25,8 @@ QUICK = 4e-4
 """Seconds between progress below which the next is polled for without sleeping."""
 IDLE_SECONDS = 0.05
 """Seconds between polls for control messages, such as deadlock queries, while there is no work."""
+WATCH_SECONDS = 3e-3
+"""Seconds between calls of the observer, which notices that a blocked thread did not run for longer."""
 
 
 class Backoff:
@@ -40,14 +44,20 @@ class Backoff:
         self._polls = 0 if gap < QUICK else self._eager
         self._nap = min(LONGEST_NAP, max(SHORTEST_NAP, gap / 8))
 
-    def rest(self) -> bool:
-        """Back off after a poll without progress; return True if that was a sleep."""
+    def next_nap(self) -> float:
+        """Return how long to sleep after a poll without progress, in seconds."""
         self._polls += 1
         if self._polls <= self._eager:
-            return False
-        time.sleep(self._nap)
-        self._nap = min(LONGEST_NAP, 2 * self._nap)
-        return True
+            return 0.0
+        nap, self._nap = self._nap, min(LONGEST_NAP, 2 * self._nap)
+        return nap
+
+    def rest(self) -> bool:
+        """Back off after a poll without progress; return True if that was a sleep."""
+        nap = self.next_nap()
+        if nap:
+            time.sleep(nap)
+        return nap > 0
 
 
 class ProgressDriver:
@@ -64,7 +74,7 @@ class ProgressDriver:
         """Guards the engine."""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._waiters = self._waits = self._naps = 0
+        self._waiters = self._waits = 0
         self._closing = False
         if background:
             self._thread = threading.Thread(target=self._run, name="gpucomp-progress", daemon=True)
@@ -82,30 +92,42 @@ class ProgressDriver:
         """Block until the job has finished."""
         job.waiters += 1
         try:
-            self.wait_until(lambda: job.finished)
+            self.wait_until(lambda: job.finished, by_event=True)
         finally:
             job.waiters -= 1
 
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Block until a condition is true."""
+    def wait_until(self, ready: Callable[[], bool], *, by_event: bool = False) -> None:
+        """Block until a condition is true; `by_event` if only events of the engine can make it so."""
         backoff = Backoff()
         self._waiters += 1
         self._waits += 1
         try:
             while not ready():
-                if self.poll():
-                    backoff.reset()
-                else:
-                    self._naps += backoff.rest()
+                self._drive(backoff, foreground=True, by_event=by_event)
         finally:
             self._waiters -= 1
             if not self._engine.idle:
                 self._wake.set()
 
-    def poll(self) -> bool:
-        """Poll the engine once and call completion callbacks; return True if anything progressed."""
+    def _drive(self, backoff: Backoff, *, foreground: bool, by_event: bool) -> None:
+        """Run the core until there is an event, or as long as nothing else has to be polled, and handle the events."""
+        engine = self._engine
+        if by_event and not engine.needs_polling:
+            seconds = IDLE_SECONDS if engine.observer is NO_OBSERVER else WATCH_SECONDS
+        else:
+            seconds = backoff.next_nap()
+        moved = engine.wire.run(seconds, foreground=foreground, until_moved=not by_event or engine.needs_polling)
+        if self.poll(moved=moved):
+            backoff.reset()
+
+    def poll(self, *, moved: bool = False) -> bool:
+        """Poll the engine once and call completion callbacks; return True if anything progressed, or has (`moved`)."""
         with self.lock:
-            moved = self._engine.progress(waiting=self._waits if self._waiters else 0, naps=self._naps)
+            waiting = self._waits if self._waiters else 0
+            moved = self._engine.progress(waiting=waiting, moved=moved)
+            if self._engine.has_ended and self._waiters:
+                self._engine.wire.interrupt()
+            self._engine.has_ended = False
         while self._engine.callbacks:
             self._call_back(self._engine.callbacks.popleft())
         return moved
@@ -131,15 +153,14 @@ class ProgressDriver:
                 self._wake.wait(IDLE_SECONDS)
                 if not self._waiters:
                     self.poll()
-            elif self.poll():
-                backoff.reset()
             else:
-                backoff.rest()
+                self._drive(backoff, foreground=False, by_event=True)
 
     def close(self) -> None:
         """Stop the background thread."""
         self._closing = True
         self._wake.set()
+        self._engine.wire.interrupt()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,10 +1,10 @@
 """Scheduling of collectives: a bounded number runs at once, with preemption.
 
-A job gets a slot once its neighbours have joined its call. One that then waits for a peer gives its slot up after some
-tries, keeping its position, and the next in the queue gets it; so no order in which ranks start collectives can make
-them deadlock. A job that makes progress is preempted later: its limit grows with the response time of its peers. A free
-slot goes first to a job for which a peer has already sent a message, so the ranks converge on the same collectives
-without further communication.
+A job gets a slot once its neighbours have joined its call. One that then waits for a peer gives its slot up after a
+while, keeping its position, and the next in the queue gets it; so no order in which ranks start collectives can make
+them deadlock. The core reports which tasks have stalled: one that makes progress later than others, because its limit
+grows with the response time of its peers. A free slot goes first to a job for which a peer has already sent a message,
+so the ranks converge on the same collectives without further communication.
 """
 
 from __future__ import annotations
@@ -18,21 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
+    from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.engine.agreement import AgreementCheck
     from mpi_gpucomp.engine.task import CollectiveTask
-    from mpi_gpucomp.transport.base import Transport
 
     Work: TypeAlias = CollectiveTask | AgreementCheck
 
 __all__ = ["Job", "P2POperation", "Slots"]
-
-PROBE_EVERY = 4
-"""Tries without progress after which a running job checks if another one could use its slot."""
-FIRST_PREEMPT_AFTER = 80
-"""Tries without progress after which a job that has never progressed is preempted."""
-STICKINESS = 5
-"""Multiple of the longest wait for its peers so far, after which a job that has progressed is preempted."""
-MAX_PREEMPT_AFTER = 20_000
 
 
 class P2POperation(Protocol):
@@ -67,7 +59,6 @@ class Job:
         """How often it has lost its slot."""
         self.waiters = 0
         """Callers blocked in it."""
-        self.preempt_after, self.idle = FIRST_PREEMPT_AFTER, 0
         self.needs: frozenset[int] = frozenset()
         """The peers that must join before it may run."""
         self.longest = task.longest
@@ -80,23 +71,13 @@ class Job:
         """Return its name in messages."""
         return f"{self.task.name} {self.name!r}" if self.name else f"{self.task.name} (call {self.call.run})"
 
-    def start(self) -> None:
-        """Prepare the task, once."""
+    def run(self) -> None:
+        """Start the task, or continue it."""
         if not self.started:
             self.task.call_trace.start()
             self.task.prepare(self.longest)
             self.started = True
-
-    def progress(self) -> bool:
-        """Progress the task; return True if it progressed."""
-        self.start()
-        moved = self.task.progress()
-        if moved:
-            self.preempt_after = min(MAX_PREEMPT_AFTER, max(self.preempt_after, STICKINESS * self.idle))
-            self.idle = 0
-        elif not self.task.busy:
-            self.idle += 1
-        return moved
+        self.task.run()
 
     def call_back(self) -> None:
         """Call the completion callback, if there is one."""
@@ -107,11 +88,13 @@ class Job:
 class Slots:
     """The running jobs, and the queue."""
 
-    def __init__(self, transport: Transport, count: int) -> None:
+    def __init__(self, wire: Wire, count: int) -> None:
         """Run `count` jobs at once."""
-        self._transport, self._count = transport, count
+        self._wire, self._count = wire, count
         self.running: list[Job] = []
         self._queue: deque[Job] = deque()
+        self._waiting = False
+        """Whether a job that could run waits for a slot."""
 
     def add(self, job: Job) -> None:
         """Append a job to the queue."""
@@ -128,31 +111,33 @@ class Slots:
         self.running.clear()
         self._queue.clear()
 
-    def preempt(self) -> None:
-        """Take slots from blocked jobs, for one that a peer has sent to, or when they have been blocked too long."""
-        for job in list(self.running):
-            if not self._queue:
-                return
-            other = None
-            if job.idle > job.preempt_after:
-                other = self._next()
-            elif job.idle and job.idle % PROBE_EVERY == 0:
-                other = self._expected()
-            if other is not None:
-                self.running.remove(job)
-                job.task.suspend()
-                job.idle, job.preempted = 0, job.preempted + 1
-                self._run(other)
-                self._queue.append(job)
+    def on_stall(self, job: Job, *, too_long: bool) -> None:
+        """Give the slot of a stalled job to another: one that a peer has sent to, or any if it has stalled too long."""
+        if job not in self.running:
+            return
+        other = self._next() if too_long else self._expected()
+        if other is None:
+            job.task.keep_running()
+            return
+        self.running.remove(job)
+        job.task.suspend()
+        job.preempted += 1
+        self._run(other)
+        self._queue.append(job)
 
     def fill(self) -> None:
-        """Give free slots to jobs that can run."""
+        """Give free slots to jobs that can run; have stalls reported if others wait."""
         while self._queue and len(self.running) < self._count and (job := self._next()) is not None:
             self._run(job)
+        waiting = any(not job.needs for job in self._queue)
+        if waiting != self._waiting:
+            self._waiting = waiting
+            self._wire.set_polling(preempting=waiting)
 
     def _run(self, job: Job) -> None:
         self._queue.remove(job)
         self.running.append(job)
+        job.run()
 
     def _next(self) -> Job | None:
         """Return the job for a free slot: one that a peer has sent to, else the first of the highest priority.
@@ -167,7 +152,7 @@ class Slots:
 
     def _expected(self) -> Job | None:
         """Return a queued job that a peer has already sent a message for."""
-        tag = self._transport.probe_any() if self._queue else None
+        tag = self._wire.probe_any() if self._queue else None
         if tag is None:
             return None
         base = tag - tag % CHANNELS

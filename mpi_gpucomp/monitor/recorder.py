@@ -1,11 +1,13 @@
 """The recorder: writes the trace records of a process. It allocates nothing per chunk and takes no lock.
 
-A chunk is recorded when it completes, by one write into preallocated memory. Record numbers come from a counter that
-threads share. Records are counted and compared later, many at once (`links.py`).
+A chunk is recorded when it completes, by one write into preallocated memory. The core records the chunks of collectives
+in the same ring; record numbers come from a counter that all writers share. Records are counted and compared later,
+many at once (`links.py`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 from itertools import count
@@ -19,7 +21,7 @@ from mpi_gpucomp.monitor.trace_buffer import LAYOUT, RECORD, TraceBuffer
 from mpi_gpucomp.trace import CALL, RECV, SEND, CallTrace, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -41,7 +43,9 @@ class Recorder:
         """Begin with the first record."""
         self.buffer, self.memory = buffer, buffer.memory
         self.mask, self.base = buffer.capacity - 1, buffer.base
-        self.numbers = count(1)
+        self.next_number: Callable[[], int] = count(1).__next__
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(buffer.memory)) + buffer.base
+        """Where the first record is."""
         self.begun = self.ended = 0
         """Calls."""
         self._comms: list[CommRecorder | None] = [None] * MAX_COMMS
@@ -65,7 +69,7 @@ class Recorder:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            last = next(self.numbers)
+            last = self.next_number()
             first = max(self._seen + 1, last - self.mask)
             self._seen = last
             self._count(self.buffer.numbered(first, last))
@@ -86,9 +90,14 @@ class CommRecorder(Trace):
         """Start with no calls."""
         self.recorder, self.number, self.world, self.rank = recorder, number, tuple(world), rank
         self.counters = CommCounters()
+        self.world_array = (ctypes.c_int32 * len(self.world))(*self.world)
         self._classes: dict[str, int] = {}
         self.begun = self.ended = 0
         """Calls."""
+
+    def share_numbers(self, next_number: Callable[[], int]) -> None:
+        """Take the numbers of records from here: the core writes records too."""
+        self.recorder.next_number = next_number
 
     def begin(self, name: str, signature: str) -> CallRecorder:
         """Begin to record a call; calls with the same signature are of one class."""
@@ -113,13 +122,19 @@ class CallRecorder(CallTrace):
         recorder = comm.recorder
         self._comm, self._call_class, self._call = comm, call_class, call & LOW
         self._memory, self._base, self._mask = recorder.memory, recorder.base, recorder.mask
-        self._next, self._world, self._comm_number = recorder.numbers.__next__, comm.world, comm.number
+        self._next, self._world, self._comm_number = recorder.next_number, comm.world, comm.number
         self._name = recorder.buffer.name(name)
         self.last, self.started = -1, 0
         self.posted = self.all_joined = perf_counter_ns()
         self.number = self._next()
         fields = self.posted, 0, 0, self.number, 0, 0, self._call, 0, -1, self._name, self._call_class, 0, CALL, 0
         _pack(self._memory, self._place(self.number), *fields, self._comm_number)
+
+    @property
+    def ring(self) -> tuple[int, ...]:
+        """Return where and how the core writes records of this call."""
+        records, world = self._comm.recorder.address, ctypes.addressof(self._comm.world_array)
+        return records, self._mask, world, self._call, self._name, self._call_class, self._comm_number
 
     def _place(self, number: int) -> int:
         return self._base + ((number & self._mask) << 6)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from typing import TYPE_CHECKING, NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from mpi_gpucomp.core.library import MpiLibrary, Segmentation, core
+from mpi_gpucomp.core.wire import Wire
 from mpi_gpucomp.errors import RankFailedError
-from mpi_gpucomp.transport.base import Transfer, Transport
-from mpi_gpucomp.transport.segmented import LinkRate, SegmentChannel, SegmentedDiscard, SegmentedRecv, SegmentedSend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Set
 
-    from mpi_gpucomp.transport.segmented import PendingSegments, Segmentation
+    from mpi_gpucomp.errors import GpucompError
 
-__all__ = ["MpiTransport", "dead_ranks", "lost", "means_death"]
+__all__ = ["SEGMENT_BYTES", "MpiComms", "MpiWire", "dead_ranks", "lost", "means_death", "revoke"]
 
-_memory = MPI.memory.fromaddress
+SEGMENT_BYTES = (1 << 16) - 256
+"""Default bytes of a segment: with its header, the largest message that Open MPI sends eagerly over TCP."""
+MAX_SEGMENTS = 1 << 12
+"""The largest number of segments that follow the first one."""
+SLOW = 160e6
+"""Bytes per second up to which a link is slow, such as one of 1 Gbit/s: messages on faster ones are not segmented."""
+SOURCE, TAG = 0x5A5A1, 0x5A5A2
 
 FAILURES = tuple(
     getattr(MPI, name)
@@ -66,185 +74,123 @@ def dead_ranks(comm: MPI.Intracomm) -> list[int]:
         return []
 
 
-class _MpiSend(Transfer):
-    def __init__(
-        self, request: MPI.Request, nbytes: int, transport: MpiTransport, on_done: Callable[[], None] | None = None
-    ) -> None:
-        self._request, self.nbytes, self._transport, self._on_done = request, nbytes, transport, on_done
+@cache
+def _library() -> tuple[MpiLibrary, Any]:
+    """Return the functions and constants of the MPI library that mpi4py has loaded."""
+    loaded = ctypes.CDLL(MPI.__file__)
 
-    def done(self) -> bool:
-        """Test the MPI request."""
+    def address(name: str) -> int | None:
         try:
-            done = self._request.Test()
-        except MPI.Exception as error:
-            self._transport.fail(error)
-        if done and self._on_done:
-            self._on_done()
-            self._on_done = None
-        return done
-
-    def cancel(self) -> bool:
-        """Refuse: MPI does not cancel sends."""
-        return False
-
-
-class _MpiRecv(Transfer):
-    def __init__(self, request: MPI.Request, transport: MpiTransport, memory: bytearray | None = None) -> None:
-        self._request, self._status, self._transport, self._memory = request, MPI.Status(), transport, memory
-        self.nbytes = 0
-        self._done = False
-
-    def done(self) -> bool:
-        """Test the MPI request; the status is read once."""
-        try:
-            if not self._done and self._request.Test(self._status):
-                self._complete()
-        except MPI.Exception as error:
-            self._transport.fail(error)
-        return self._done
-
-    def _complete(self) -> None:
-        self.nbytes, self._done = self._status.Get_count(MPI.BYTE), True
-        self._transport.bytes_received += self.nbytes
-
-    def cancel(self) -> bool:
-        """Cancel the MPI request and wait for the outcome, which does not depend on the peer."""
-        if self._done:
-            return False
-        try:
-            self._request.Cancel()
-            self._request.Wait(self._status)
-        except MPI.Exception as error:
-            self._transport.fail(error)
-        if self._status.Is_cancelled():
-            return True
-        self._complete()
-        return False
-
-
-class MpiTransport(Transport):
-    """Messages with the other ranks of an MPI communicator."""
-
-    def __init__(
-        self, comm: MPI.Intracomm, segmentation: Segmentation | None = None, remote: Set[int] = frozenset()
-    ) -> None:
-        """Duplicate the communicator for messages and for control messages; collective.
-
-        Long messages to and from `remote` peers are segmented.
-        """
-        self._caller, self.messages, self._control = comm, comm.Dup(), comm.Dup()
-        self.rank, self.size = comm.rank, comm.size
-        largest = self.messages.Get_attr(MPI.TAG_UB)
-        self.largest_tag = largest if isinstance(largest, int) else 32767
-        self.derived_comms: list[MPI.Intracomm] = []
-        """Further duplicates, made and freed by others, that are revoked together with these."""
-        self._segmentation, self._remote = segmentation, remote
-        self._rates: dict[int, LinkRate] = {}
-        self.segments = comm.Dup() if segmentation else self.messages
-        self.latest: dict[tuple[int, int], PendingSegments] = {}
-        """By peer and tag, the last segmented message that has not arrived yet."""
-        self._control_sends: list[MPI.Request] = []
-        self._status = MPI.Status()
-
-    def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
-        """Post a send."""
-        try:
-            if self._segmentation and nbytes > self._segmentation.max_whole and peer in self._remote:
-                return self._send_remote(SegmentChannel(self, peer, tag), self._segmentation, address, nbytes)
-            self.bytes_sent += nbytes
-            return _MpiSend(self.messages.Isend([_memory(address, nbytes), MPI.BYTE], peer, tag), nbytes, self)
-        except MPI.Exception as error:
-            self.fail(error)
-
-    def _send_remote(self, channel: SegmentChannel, segmentation: Segmentation, address: int, nbytes: int) -> Transfer:
-        """Send a long message; unsegmented where the link is known to be fast."""
-        rate = self._rates.setdefault(channel.peer, LinkRate())
-        end = rate.begin(nbytes)
-        if nbytes <= segmentation.segment_bytes or rate.slow():
-            return SegmentedSend.of(channel, segmentation, address, nbytes, end)
-        self.bytes_sent += nbytes
-        request = self.messages.Isend([_memory(address, nbytes), MPI.BYTE], channel.peer, channel.tag)
-        return _MpiSend(request, nbytes, self, end)
-
-    def receive(self, peer: int, tag: int, address: int, capacity: int) -> Transfer:
-        """Post a receive."""
-        try:
-            if self._segmentation and capacity > self._segmentation.max_whole and peer in self._remote:
-                return SegmentedRecv(SegmentChannel(self, peer, tag), self._segmentation, address, capacity)
-            return _MpiRecv(self.messages.Irecv([_memory(address, capacity), MPI.BYTE], peer, tag), self)
-        except MPI.Exception as error:
-            self.fail(error)
-
-    def relay(self, received: Transfer, peer: int, tag: int) -> Transfer | None:
-        """Forward the segments of a message to a remote peer as they arrive."""
-        if not isinstance(received, SegmentedRecv) or peer not in self._remote:
+            return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value
+        except AttributeError:
             return None
-        try:
-            return received.relay(SegmentChannel(self, peer, tag))
-        except MPI.Exception as error:
-            self.fail(error)
 
-    def probe_any(self) -> int | None:
-        """Probe for an unexpected message from any peer."""
-        try:
-            found = self.messages.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
-            return self._status.Get_tag() if found else None
-        except MPI.Exception as error:
-            self.fail(error)
+    names = ("Isend", "Issend", "Irecv", "Test", "Wait", "Cancel", "Test_cancelled", "Get_count", "Iprobe", "Improbe")
+    longs = ("Isend_c", "Issend_c", "Irecv_c", "Get_count_c")
+    functions = {name.lower(): address(f"MPI_{name}") for name in (*names, "Imrecv", *longs)}
+    status = MPI.Status()
+    status.source, status.tag = SOURCE, TAG
+    nbytes = MPI._sizeof(status)
+    fields = ctypes.string_at(MPI._addressof(status), nbytes)
+    offsets = (fields.index(value.to_bytes(4, "little")) for value in (SOURCE, TAG))
+    numbers = zip(("source_offset", "tag_offset"), offsets, strict=True)
+    known = MpiLibrary(
+        **functions,
+        byte_type=_handle(MPI.BYTE),
+        any_source=MPI.ANY_SOURCE,
+        any_tag=MPI.ANY_TAG,
+        status_bytes=nbytes,
+        undefined=MPI.UNDEFINED,
+        **dict(numbers),
+    )
+    return known, loaded
 
-    def discard(self, peer: int, tag: int) -> Transfer | None:
-        """Receive an unexpected message into temporary memory."""
-        try:
-            message = self.messages.Improbe(peer, tag, self._status)
-            if message is None:
-                return None
-            nbytes = self._status.Get_count(MPI.BYTE)
-            if self._segmentation and peer in self._remote:
-                return SegmentedDiscard(SegmentChannel(self, peer, tag), self._segmentation, message, nbytes)
-            memory = bytearray(nbytes)
-            return _MpiRecv(message.Irecv([memory, MPI.BYTE]), self, memory)
-        except MPI.Exception as error:
-            self.fail(error)
 
-    def send_control(self, peer: int, message: bytes) -> None:
-        """Send a control message; it is kept alive until MPI has completed the send."""
-        try:
-            self._control_sends = [request for request in self._control_sends if not request.Test()]
-            self._control_sends.append(self._control.Isend([message, MPI.BYTE], peer))
-        except MPI.Exception as error:
-            self.fail(error)
+def _handle(value: Any) -> int:
+    """Return MPI's handle: a pointer or an integer, which fit the same register."""
+    return int.from_bytes(ctypes.string_at(MPI._addressof(value), MPI._sizeof(value)), "little")
 
-    def recv_control(self) -> tuple[int, bytes] | None:
-        """Receive a control message that has arrived."""
-        try:
-            found = self._control.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
-            if found is None:
-                return None
-            peer, message = self._status.Get_source(), bytearray(self._status.Get_count(MPI.BYTE))
-            found.Recv([message, MPI.BYTE])
-            return peer, bytes(message)
-        except MPI.Exception as error:
-            self.fail(error)
 
-    def revoke(self) -> None:
+class MpiComms:
+    """The duplicates of a communicator that a wire uses: for messages, segments and control messages."""
+
+    def __init__(self, comm: MPI.Intracomm, segment_bytes: int = 0, remote: Set[int] = frozenset()) -> None:
+        """Make the duplicates and the wire: collective."""
+        self._caller, self.messages, self._control = comm, comm.Dup(), comm.Dup()
+        self.segments = comm.Dup() if segment_bytes else self.messages
+        largest = self.messages.Get_attr(MPI.TAG_UB)
+        self.largest_tag = min(largest, (1 << 31) - 1) if isinstance(largest, int) else 32767
+        peers = (ctypes.c_int32 * len(remote))(*remote)
+        comms = (_handle(one) for one in (self.messages, self.segments, self._control))
+        cut, known = Segmentation(segment_bytes, MAX_SEGMENTS, SLOW), _library()[0]
+        self.wire: int = core().gc_mpi_wire(
+            *(
+                ctypes.byref(known),
+                comm.rank,
+                comm.size,
+                self.largest_tag,
+                *comms,
+                ctypes.byref(cut),
+                peers,
+                len(remote),
+            )
+        )
+
+    def revoke(self, *others: MPI.Intracomm) -> None:
         """Revoke the duplicates and the caller's communicator, in which peers may be blocked in native MPI calls.
 
         An MPI library without fault tolerance leaves it to its launcher to end the job.
         """
-        for comm in (self._caller, self.messages, self.segments, self._control, *self.derived_comms):
-            try:
-                comm.Revoke()
-            except (MPI.Exception, NotImplementedError):
-                return
+        revoke(self._caller, self.messages, self.segments, self._control, *others)
 
-    def close(self) -> None:
+    def free(self) -> None:
         """Free the duplicates; collective."""
-        MPI.Request.Waitall(self._control_sends)
         if self.segments is not self.messages:
             self.segments.Free()
         self.messages.Free()
         self._control.Free()
 
-    def fail(self, error: MPI.Exception) -> NoReturn:
-        """Raise our error for an MPI error."""
-        raise lost(error, self.rank, self.messages) from error
+
+def revoke(*comms: MPI.Intracomm) -> None:
+    """Revoke communicators, where MPI can."""
+    for comm in comms:
+        try:
+            comm.Revoke()
+        except (MPI.Exception, NotImplementedError):
+            return
+
+
+class MpiWire(Wire):
+    """Messages with the other ranks of an MPI communicator."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, segment_bytes: int = 0, remote: Set[int] = frozenset(), why: str = ""
+    ) -> None:
+        """Duplicate the communicator for messages and for control messages; collective.
+
+        Long messages to and from `remote` peers are sent in segments of `segment_bytes`, unless that is 0.
+        """
+        self._comms = MpiComms(comm, segment_bytes, remote)
+        self._segments = segment_bytes > 0
+        super().__init__(self._comms.wire, comm.rank, comm.size, self._comms.largest_tag)
+        self.kind, self.why = "mpi", why
+
+    def relays(self, bytes_per_second: float) -> bool:
+        """Return True if messages are segmented on such links: segments are forwarded as they arrive."""
+        return self._segments and bytes_per_second <= SLOW
+
+    def error(self) -> GpucompError:
+        """Return MPI's error as ours, which names the failed ranks."""
+        code, _ = self.fault()
+        return lost(MPI.Exception(code), self.rank, self._comms.messages)
+
+    def revoke(self) -> None:
+        """Make pending and later calls of every rank fail, where MPI can."""
+        self._comms.revoke(*self.derived_comms)
+
+    def close(self) -> None:
+        """Free the duplicates; collective."""
+        while not core().gc_closed(self.handle):
+            time.sleep(1e-4)
+        self._comms.free()
+        super().close()

@@ -14,12 +14,15 @@ import sys
 import zlib
 from functools import partial
 
+import faulty
 import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
 from mpi_gpucomp.codec import Codec, Pending, register
+from mpi_gpucomp.core.library import core
 from mpi_gpucomp.device import DTYPES
+from mpi_gpucomp.engine.task import CollectiveTask
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -108,71 +111,45 @@ class Started:
         return error if error != "no error" or np.array_equal(self.got, self.right) else "wrong result"
 
 
-class Corrupter:
-    """Corrupts a message that this rank sends for one collective."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._engine, transport = comm._runtime.engine, comm._runtime.transport
-        self._send, transport.send = transport.send, self.send
-        self._kept: list[object] = []
-        self.aim("", 0, "")
-
-    def aim(self, name: str, number: int, how: str) -> None:
-        """Corrupt message `number`, counted from 0, of the collective with this name."""
-        self._name, self._left, self._how = name, number, how
-        self._last: dict[tuple[int, int], bytes] = {}
-        self.peer: int | None = None
-
-    def send(self, peer: int, tag: int, address: int, nbytes: int) -> object:
-        if self._name and self.peer is None and self._is_target(peer, tag):
-            before, data = self._last.get((peer, tag)), ctypes.string_at(address, nbytes)
-            self._last[peer, tag] = data
-            if self._left <= 0 and (self._how != "repeat" or before):
-                self.peer = peer
-                self._kept.append(ctypes.create_string_buffer(self._corrupted(bytearray(data), before)))
-                address, nbytes = ctypes.addressof(self._kept[-1]), len(self._kept[-1]) - 1
-            self._left -= 1
-        return self._send(peer, tag, address, nbytes)
-
-    def _is_target(self, peer: int, tag: int) -> bool:
-        jobs = [job for job in self._engine._jobs.values() if job.name == self._name]
-        return any(tag - tag % 8 == job.task.peer_tags.get(peer) for job in jobs)
-
-    def _corrupted(self, data: bytearray, before: bytes | None) -> bytes:
-        if self._how == "repeat":
-            return before or b""
-        if self._how == "truncate":
-            return bytes(data[: random.randrange(len(data))])
-        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
-        return bytes(data)
+HOW = {"flip": faulty.FLIP, "truncate": faulty.CUT, "repeat": faulty.REPEAT}
 
 
 def wire(comm: Communicator, rounds: int) -> list[dict[str, object]]:
     """Corrupt one message in each round, with other collectives in flight."""
-    corrupter, rounds_found, kinds = Corrupter(comm), [], ["chain", "tree", "ring", "pairwise"]
+    aiming, rounds_found, kinds = False, [], ["chain", "tree", "ring", "pairwise"]
+    faulty_wire, set_peer_tag = faulty.wire_of(comm), CollectiveTask.set_peer_tag
+
+    def aim(task: CollectiveTask, peer: int, tag: int) -> None:
+        """Damage messages of the target, before the first can be sent."""
+        if aiming and task.title.endswith("'target'"):
+            core().gc_faulty_add_target(faulty_wire, peer, tag)
+        set_peer_tag(task, peer, tag)
+
+    CollectiveTask.set_peer_tag = aim
     variants = [(kind, how) for kind in kinds for how in ("flip", "truncate", "repeat")]
     variants = [(kind, how) for kind, how in variants if how != "repeat" or kind in ("chain", "tree")]
     for number in range(rounds):
         choice = random.Random(number)
         kind, how = variants[number % len(variants)]
         culprit = choice.randrange(SIZE)
-        corrupter.aim("target" if culprit == RANK else "", choice.randrange(4), how)
+        at = choice.randrange(4)
         names = [f"other {n}" for n in range(4)] + ["target"]
         random.Random(number * SIZE + RANK).shuffle(names)
+        core().gc_faulty_damage(faulty_wire, at, HOW[how], number)
+        aiming = culprit == RANK
         started = {
             name: Started(comm, kind if name == "target" else kinds[int(name[-1])], name=name, codec="split")
             for name in names
         }
         results = {name: one.result() for name, one in started.items()}
-        finder = corrupter.peer
-        corrupter.aim("", 0, "")
+        finder, aiming = core().gc_faulty_damaged_peer(faulty_wire), False
         again = Started(comm, kind, name="target", codec="split")
         rounds_found.append(
             {
                 "kind": kind,
                 "how": how,
                 "culprit": culprit,
-                "finder": finder,
+                "finder": None if finder < 0 else finder,
                 "target": results.pop("target"),
                 "others": sorted(set(results.values())),
                 "again": again.result(),
@@ -208,7 +185,7 @@ def code(comm: Communicator) -> dict[str, str]:
 
 def main() -> None:
     faulthandler.dump_traceback_later(100, exit=True)
-    random.seed(RANK)
+    faulty.install()
     with Communicator(WORLD, codec="split", chunk=40_000, timeout=20.0) as comm:
         found = wire(comm, int(sys.argv[2])) if sys.argv[1] == "wire" else code(comm)
     by_rank = WORLD.gather(found)

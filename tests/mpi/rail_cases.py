@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
+from mpi_gpucomp.core.library import core
 from mpi_gpucomp.monitor.chrome_trace import trace
 from mpi_gpucomp.trace import RECV, SEND
 from mpi_gpucomp.transport.rails import Rails
@@ -55,17 +56,18 @@ def error_of(work: Callable[[], object]) -> str:
 
 def cut(comm: Communicator, peer: int, rail: int) -> bool:
     """Break a path from inside at any point: half a packet may be in flight."""
-    transport = comm._runtime.transport
-    with transport._loop.locked(), suppress(OSError):  # the peer may have cut it at the same time
-        path = transport._links[peer].paths.get(rail)
-        if path is None:
-            return False
-        if WIRE == "tcp":
-            path._socket.shutdown(socket.SHUT_RDWR)
-        elif path.id.generation % 2:
-            path._side_channel.shutdown(socket.SHUT_RDWR)
-        else:
-            transport._links[peer].drop_path(path, "cut by the test")
+    connections = comm._runtime.wire.connections
+    generation = connections._peers[peer].paths.get(rail)
+    if generation is None:
+        return False
+    if WIRE == "ucx" and generation % 2:
+        with connections._loop.lock, suppress(OSError):  # the peer may have cut it at the same time
+            for hello, bridge in connections._bridges.items():
+                if {hello.initiator, hello.responder} == {RANK, peer} and hello.path == rail and bridge.open:
+                    bridge._side_channel.shutdown(socket.SHUT_RDWR)
+                    return True
+        return False
+    core().gc_tcp_drop_path(connections.handle, peer, rail, b"cut by the test")
     return True
 
 
@@ -183,8 +185,7 @@ def remaining_bytes(connection: socket.socket) -> bytes:
 def unauthenticated() -> list[int]:
     """Connect without the secret, with garbage, or silently; communication is not disturbed."""
     with make_comm() as comm:
-        transport = comm._runtime.transport
-        connector = transport._connector
+        connector = comm._runtime.wire.connections._connector
         ports = [listener.getsockname() for listener in connector._listeners]
         held = []
         for number in range(30):
@@ -248,7 +249,7 @@ def different_wires() -> list[str]:
         sys.modules["ucxx"] = None  # makes its import fail
     found = [error_of(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="ucx")))]
     with Communicator(WORLD, rails=Rails(RAILS, wire="auto")) as comm:
-        found += [type(one).__name__ for one in comm._runtime.transport._connector._backends]
+        found += [type(one).__name__ for one in comm._runtime.wire.connections._connector._backends]
     found.append(error_of(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="auto" if RANK == 1 else "tcp"))))
     found.append(error_of(lambda: Communicator(WORLD, rails=Rails(RAILS, wire="pigeon"))))
     return found
@@ -301,10 +302,13 @@ def dead_rank() -> list[str]:
     comm = make_comm()
     comm.Barrier()
     if RANK == 1:
-        with comm._runtime.transport._loop.locked():
-            comm._runtime.transport._connector.close()
-            for link in comm._runtime.transport._links.values():
-                link.close()
+        connections = comm._runtime.wire.connections
+        with connections._loop.lock:
+            connections._connector.close()
+            connections._connector.connect_missing = lambda now: None
+        for peer in (0, 2):
+            for rail in (0, 1):
+                core().gc_tcp_drop_path(connections.handle, peer, rail, b"the rank ends")
         return []
     errors = [error_of(lambda: comm.Bcast(np.zeros(1_000_000, np.float32), 0))]
     errors.append(error_of(lambda: comm.Allreduce(np.zeros(3), np.zeros(3))))
@@ -324,7 +328,7 @@ def hung_peer() -> list[object]:
             time.sleep(1.5)
             os.kill(pids[1], signal.SIGCONT)
         request.Wait()
-        rails = {comm._runtime.transport.rail(peer) for peer in range(SIZE) if peer != RANK}
+        rails = {comm._runtime.wire.rail(peer) for peer in range(SIZE) if peer != RANK}
         right = np.array_equal(buffer, values(4_000_000, 7))
         return [right, [tuple(one) for one in comm.rail_stats().failovers], sorted(rails)]
 

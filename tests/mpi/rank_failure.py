@@ -14,6 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import faulty
 import numpy as np
 from mpi4py import MPI
 
@@ -36,22 +37,6 @@ def error_of(work: object) -> str:
         return "no error"
     except GpucompError as error:
         return f"{type(error).__name__}: {error}"
-
-
-def after_messages(comm: Communicator, number: int, act: object) -> None:
-    """Call `act` at the n-th message that this rank sends or receives."""
-    transport, count = comm._runtime.transport, [0]
-
-    def counted(method: object) -> object:
-        def call(*args: object) -> object:
-            count[0] += 1
-            if count[0] == number:
-                act()
-            return method(*args)
-
-        return call
-
-    transport.send, transport.receive = counted(transport.send), counted(transport.receive)
 
 
 def die() -> None:
@@ -99,7 +84,7 @@ def survive(comm: Communicator, victim: int) -> None:
         dies = victim % comm.size
         if comm.rank == dies:
             if kind is large:
-                after_messages(comm, 20, die)
+                faulty.signal_after(comm, 20, signal.SIGKILL)
             else:
                 threading.Timer(0.2, die).start()
         write_line(f"{number} {RANK} was {comm.rank}:", error_of(partial(kind, comm)))
@@ -113,7 +98,7 @@ def survive(comm: Communicator, victim: int) -> None:
 def killed(comm: Communicator, victim: int) -> None:
     """Kill a rank under an MPI that is not fault-tolerant."""
     if victim == RANK:
-        after_messages(comm, 20, die)
+        faulty.signal_after(comm, 20, signal.SIGKILL)
     large(comm)
     small(comm)
 
@@ -121,7 +106,7 @@ def killed(comm: Communicator, victim: int) -> None:
 def stopped(comm: Communicator, victim: int) -> None:
     """Stop a rank, which MPI does not notice; the others abort the job once all have an error."""
     if victim == RANK:
-        after_messages(comm, 20, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        faulty.signal_after(comm, 20, signal.SIGSTOP)
     values = np.ones(LARGE, np.float32)
     write_line(f"{RANK}:", error_of(lambda: comm.Allreduce(MPI.IN_PLACE, values, algorithm="ring")))
     directory = Path(sys.argv[3])
@@ -140,15 +125,15 @@ def waiting(comm: Communicator, victim: int) -> None:
 
 def interrupted_in_poll(comm: Communicator, victim: int) -> None:
     """Wait for a rank that does not join; rank 1 is interrupted inside the progress engine."""
-    transport = comm._runtime.transport
+    wire = comm._runtime.wire
 
-    def poll() -> object:
+    def events() -> object:
         if threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)
-        return type(transport).recv_control(transport)
+        return type(wire).events(wire)
 
     if RANK == 1:
-        transport.recv_control = poll
+        wire.events = events
     waiting(comm, victim)
 
 
@@ -177,6 +162,7 @@ def not_waited_for(comm: Communicator, victim: int) -> None:
 
 
 def main(case: str, victim: int, directory: Path) -> None:
+    faulty.install()
     faulthandler.dump_traceback_later(100, exit=True)
     comm = Communicator(WORLD, codec="none", timeout=0.3 if case == "stopped" else 20.0)
     verify(comm)

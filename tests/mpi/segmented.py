@@ -12,39 +12,37 @@ import math
 import os
 import runpy
 import sys
+from ctypes import byref, c_int64
 from pathlib import Path
 
 from mpi4py import MPI
 
 from mpi_gpucomp import config
 from mpi_gpucomp._dispatch import runtime
-from mpi_gpucomp.transport import segmented
-from mpi_gpucomp.transport.segmented import SegmentedRecv, SegmentedSend
+from mpi_gpucomp.core.library import core
+from mpi_gpucomp.transport import mpi
 
-MAX_SEGMENTS, SEGMENT_BYTES = 64, 1000
-relayed, sent = [], []
-
-
-def relay(self, channel):  # type: ignore[no-untyped-def]
-    found = _relay(self, channel)
-    relayed.append(found is not None)
-    return found
+SEGMENT_BYTES = 1000
+wires: list[int] = []
 
 
-def of(*args):  # type: ignore[no-untyped-def]
-    sent.append(True)
-    return _of(*args)
+def made(*args: object) -> int:
+    wires.append(_make(*args))
+    return wires[-1]
 
 
-_relay, SegmentedRecv.relay = SegmentedRecv.relay, relay
-_of, SegmentedSend.of = SegmentedSend.of, of
-
+_make, core().gc_mpi_wire = core().gc_mpi_wire, made
 runtime.processor_name = lambda: f"node{MPI.COMM_WORLD.rank}"  # type: ignore[assignment]
-segmented.MAX_SEGMENTS, config.MIN_SEGMENT_BYTES = MAX_SEGMENTS, 2 * MAX_SEGMENTS + 1
-segmented.SLOW = math.inf
+mpi.MAX_SEGMENTS, config.MIN_SEGMENT_BYTES = 64, 2 * 64 + 1
+mpi.SLOW = math.inf
 os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = str(SEGMENT_BYTES)
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(__file__).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")
-assert sent, "no message was segmented"
-assert any(MPI.COMM_WORLD.allgather(any(relayed))) or MPI.COMM_WORLD.size < 3, "no message was relayed"
+segmented = relayed = 0
+for wire in wires:
+    counts = c_int64(), c_int64()
+    core().gc_mpi_counts(wire, byref(counts[0]), byref(counts[1]))
+    segmented, relayed = segmented + counts[0].value, relayed + counts[1].value
+assert segmented, "no message was segmented"
+assert any(MPI.COMM_WORLD.allgather(relayed)) or MPI.COMM_WORLD.size < 3, "no message was relayed"

@@ -30,7 +30,7 @@ def work() -> None:
         assert list(counted) == ([WORLD.rank + 1] if WORLD.rank < LAST else []), counted
         assert stats.calls_started == stats.calls_ended == 3 and not stats.alarms, stats.alarms
         assert (stats.raw_bytes, stats.ratio > 1.1) == ((3 * values.nbytes, True) if WORLD.rank == 0 else (0, False))
-        assert unseen == Stats(stats.bytes_sent, stats.bytes_received)
+        assert unseen == Stats(stats.bytes_sent, stats.bytes_received, stats.wire)
         if WORLD.rank == 0:
             comm.Send(values, 3)
             assert {link.peer: link.chunks for link in comm.stats().links}[3] > 1

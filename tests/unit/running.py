@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpi_gpucomp.codec import get_codec
+from mpi_gpucomp.core.library import CODING, TASK
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.layout import Blocks, Layout
@@ -18,6 +19,8 @@ from mpi_gpucomp.transport.loopback import loopback
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.schedule.ir import Algorithm
 
 FUNCTIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -50,7 +53,7 @@ def expected(collective: str, inputs: Sequence[np.ndarray], rank: int, root: int
 class Ranks:
     """One collective on all ranks, with integers in its buffers, so that sums are exact in any order."""
 
-    def __init__(self, algorithm: Algorithm, count: int, codec: str, dtype: str, **options: object) -> None:
+    def __init__(self, algorithm: Algorithm, count: int, codec: str | Codec, dtype: str, **options: object) -> None:
         """Make the buffers and the tasks."""
         collective, ranks = algorithm.collective, algorithm.ranks
         sent, received = lengths(collective, ranks, count)
@@ -63,20 +66,38 @@ class Ranks:
         self.coders = [Coder(get_codec(codec), get_device("host"), inline=inline) for _ in range(ranks)]
         chunk = options.pop("chunk", 50)
         self.tasks = []
-        for rank, transport in enumerate(loopback(ranks)):
+        self.wires = options.pop("network", None) or loopback(ranks)
+        for rank, wire in enumerate(self.wires):
             output = Blocks.even(as_buffer(self.outputs[rank]), received)
             source = output if collective == "broadcast" else Blocks.even(as_buffer(self.inputs[rank]), sent)
             layout = Layout(algorithm.spec, source, output, chunk)
             dtype_here = output.buffer.dtype
             coder = self.coders[rank]
-            task = CollectiveTask(algorithm, layout, dtype_here, coder, transport, 0, name="test", **options)
+            task = CollectiveTask(algorithm, layout, dtype_here, coder, wire, 0, name="test", **options)
             task.prepare(task.longest)
+            task.run()
             self.tasks.append(task)
+
+    def progress(self) -> bool:
+        """Progress all tasks; return True if anything progressed."""
+        return any([progress(wire, task) for wire, task in zip(self.wires, self.tasks, strict=True)])
 
     def drive(self, seconds: float = 30.0) -> None:
         """Progress all tasks until they are done."""
         deadline = time.monotonic() + seconds
         while not all(task.done for task in self.tasks):
-            if not any([task.progress() for task in self.tasks]):
+            if not self.progress():
                 time.sleep(0)
             assert time.monotonic() < deadline, "timed out"
+
+
+def progress(wire: Wire, task: CollectiveTask) -> bool:
+    """Run one wire for a moment, and handle its events as an engine does for its only task."""
+    moved = wire.run()
+    for event in wire.events():
+        if event.kind == CODING:
+            task.code(event.op)
+        else:
+            assert event.kind == TASK
+            task.ended()
+    return task.progress() or moved

@@ -11,6 +11,8 @@ import pytest
 from running import Ranks, expected
 
 from mpi_gpucomp.codec import get_codec
+from mpi_gpucomp.codec.split import Split
+from mpi_gpucomp.core.library import core
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.coder import Coder
@@ -79,32 +81,47 @@ def test_a_lossy_allreduce_is_identical_on_all_ranks(name):
 
 def test_a_damaged_frame_is_an_error_with_its_location():
     run = Ranks(build("broadcast", "chain", 2), 100, "none", "float32")
-    sender, receiver = run.tasks
-    while not sender._io.lanes[0].leaving:
-        sender.progress()
-    _, frame = sender._io.lanes[0].leaving[0]
-    np.frombuffer((np.ctypeslib.ctypes.c_uint8 * 60).from_address(frame.memory.address), np.uint8)[50] ^= 1
+    run.wires[0].damage(tag=0, at=0, how="flip", seed=1)
     with pytest.raises(
         FrameError, match=r"^rank 1: test, chunk 0 of loop 0, from rank 0: expected the checksum 0x\w+, got 0x\w+\. "
     ):
-        while True:
-            receiver.progress()
+        run.drive()
+
+
+class InPython(Split):
+    """A codec that the core does not know, so that its chunks are encoded and decoded in Python."""
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_collective_completes_after_its_last_copy(ranks):
-    run = Ranks(build("allgather", "ring", ranks), 500_000, "none", "float32", chunk=500_000, inline=False)
+    run = Ranks(build("allgather", "ring", ranks), 500_000, InPython(), "float32", chunk=500_000, inline=False)
     gates = [threading.Event() for _ in range(ranks)]
     for coder, gate in zip(run.coders, gates, strict=True):
         coder.stream.run(lambda gate=gate: gate.wait(30))
     for _ in range(100):
-        for task in run.tasks:
-            task.progress()
+        run.progress()
     assert not any(task.done for task in run.tasks)
     for gate in gates:
         gate.set()
     run.drive()
     assert all(output.tobytes() == np.concatenate(run.inputs).tobytes() for output in run.outputs)
+
+
+@pytest.mark.parametrize("name", [row.name for row in algorithms("allreduce")])
+def test_codecs_in_python_and_in_the_core_agree(name):
+    outputs = []
+    for codec in (InPython(), "split"):
+        run = Ranks(build("allreduce", name, 4), 500, codec, "float32")
+        run.drive()
+        outputs.append([output.tobytes() for output in run.outputs])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_may_be_late(seed):
+    run = Ranks(build("allreduce", "ring", 4), 700, "split", "float32", network=loopback(4, delay=6, seed=seed))
+    run.drive()
+    assert all(np.array_equal(output, expected("allreduce", run.inputs, 0, 0, "sum")) for output in run.outputs)
 
 
 def submitted(ranks: int, count: int, *, shuffled: bool) -> tuple[list[Engine], list[Job], dict]:
@@ -151,7 +168,7 @@ def test_ranks_may_start_collectives_in_any_order(shuffled):
     assert [job.error for job in jobs if job.error] == []
     for values, wanted in results.values():
         assert (values == wanted).all()
-    assert shuffled == (sum(job.preempted for job in jobs) > 0)
+    assert not shuffled or sum(job.preempted for job in jobs) > 0
 
 
 def test_a_failed_collective_frees_its_slot():
@@ -166,15 +183,12 @@ def test_a_failed_collective_frees_its_slot():
 
 
 def test_staging_is_bounded_for_any_message_size():
-    host = get_device("host")
-
     def most_in_use(count: int) -> int:
         run = Ranks(build("broadcast", "chain", 3), count, "none", "float32", chunk=1000)
-        before, most = host.pool.statistics.in_use, 0
+        before, most = core().gc_memory_in_use(), 0
         while not all(task.done for task in run.tasks):
-            for task in run.tasks:
-                task.progress()
-            most = max(most, host.pool.statistics.in_use - before)
+            run.progress()
+            most = max(most, core().gc_memory_in_use() - before)
         return most
 
     # Each of the three ranks has room for a few messages ahead, and holds what it sends on.

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -26,7 +25,6 @@ from mpi_gpucomp.monitor.diagnosis import Diagnosis
 from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
 from mpi_gpucomp.monitor.settings import MonitorSettings
 from mpi_gpucomp.schedule.algorithms import build
-from mpi_gpucomp.transport.base import Transfer, Transport
 from mpi_gpucomp.transport.loopback import loopback
 
 RANKS, CHUNK, COUNT = 4, 1 << 15, 1 << 18
@@ -34,88 +32,20 @@ RATE = 20e6
 """Bytes per second: slow enough for the links to be the bottleneck on a busy machine."""
 
 
-class Wires:
-    """The bandwidth of each link, and the arrival times of its messages."""
-
-    def __init__(self) -> None:
-        self.rates: defaultdict[tuple[int, int], float] = defaultdict(lambda: RATE)
-        self._free: defaultdict[tuple[int, int], float] = defaultdict(float)
-        self.arrivals: defaultdict[tuple[int, int, int], deque[float]] = defaultdict(deque)
-
-    def carry(self, source: int, to: int, tag: int, nbytes: int) -> float:
-        """Queue a message on a link; return when it arrives."""
-        key = source, to
-        self._free[key] = max(time.monotonic(), self._free[key]) + nbytes / self.rates[key]
-        self.arrivals[source, to, tag].append(self._free[key])
-        return self._free[key]
-
-
-class Timed(Transfer):
-    """A transfer that completes when its message arrives."""
-
-    def __init__(self, inner: Transfer, arrives: Callable[[], float | None]) -> None:
-        self._inner, self._arrives = inner, arrives
-        self._at: float | None = None
-
-    @property
-    def nbytes(self) -> int:  # type: ignore[override]
-        return self._inner.nbytes
-
-    def done(self) -> bool:
-        if self._at is None:
-            self._at = self._arrives()
-        return self._at is not None and time.monotonic() >= self._at and self._inner.done()
-
-    def cancel(self) -> bool:
-        return self._at is None and self._inner.cancel()
-
-
-class Wire(Transport):
-    """A transport over simulated links."""
-
-    def __init__(self, inner: Transport, wires: Wires) -> None:
-        self._inner, self._wires = inner, wires
-        self.rank, self.size, self.largest_tag = inner.rank, inner.size, inner.largest_tag
-
-    def send(self, peer: int, tag: int, address: int, nbytes: int) -> Transfer:
-        at = self._wires.carry(self.rank, peer, tag, nbytes)
-        return Timed(self._inner.send(peer, tag, address, nbytes), lambda: at)
-
-    def receive(self, peer: int, tag: int, address: int, room: int) -> Transfer:
-        arrivals = self._wires.arrivals[peer, self.rank, tag]
-        return Timed(self._inner.receive(peer, tag, address, room), lambda: arrivals.popleft() if arrivals else None)
-
-    def probe_any(self) -> int | None:
-        return self._inner.probe_any()
-
-    def discard(self, peer: int, tag: int) -> Transfer | None:
-        return self._inner.discard(peer, tag)
-
-    def send_control(self, peer: int, message: bytes) -> None:
-        self._inner.send_control(peer, message)
-
-    def recv_control(self) -> tuple[int, bytes] | None:
-        return self._inner.recv_control()
-
-    def revoke(self) -> None:
-        self._inner.revoke()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
 class Ranks:
     """Four ranks that broadcast along a chain."""
 
     def __init__(self, hang: float = 60.0) -> None:
-        self.wires = Wires()
-        transports = [Wire(inner, self.wires) for inner in loopback(RANKS)]
+        self._wires = loopback(RANKS)
+        self.network = self._wires[0].network
+        for rank in range(RANKS):
+            self.network.set_rate(rank, (rank + 1) % RANKS, RATE)
         self.monitors = [ProcessMonitor(MonitorSettings(hang=hang), rank, RANKS) for rank in range(RANKS)]
-        self.engines = [Engine(transport, 2, None) for transport in transports]
+        self.engines = [Engine(wire, 2, None) for wire in self._wires]
         self.detectors = [
             attach(engine, range(RANKS), monitor) for engine, monitor in zip(self.engines, self.monitors, strict=True)
         ]
-        self._transports, self._algorithm = transports, build("broadcast", "chain", RANKS, 0)
+        self._algorithm = build("broadcast", "chain", RANKS, 0)
         self._coders = [Coder(get_codec("none"), get_device("host"), inline=True) for _ in range(RANKS)]
         self._values = [np.full(COUNT, rank, np.float32) for rank in range(RANKS)]
 
@@ -123,7 +53,7 @@ class Ranks:
         blocks = Blocks.even(as_buffer(self._values[rank]), 1)
         layout, engine = Layout(self._algorithm.spec, blocks, blocks, CHUNK), self.engines[rank]
         task = CollectiveTask(
-            *(self._algorithm, layout, blocks.buffer.dtype, self._coders[rank], self._transports[rank]),
+            *(self._algorithm, layout, blocks.buffer.dtype, self._coders[rank], self._wires[rank]),
             engine.free_tag(),
             name="broadcast",
             raw=True,
@@ -164,10 +94,10 @@ def ranks(caplog: pytest.LogCaptureFixture) -> Iterator[Ranks]:
 def test_slow_link_is_named_and_recovers(ranks: Ranks, pair: tuple[int, int]) -> None:
     ranks.broadcast(seconds=2.0)
     assert not ranks.alarms
-    ranks.wires.rates[pair] = RATE / 6
+    ranks.network.set_rate(*pair, RATE / 6)
     ranks.broadcast(seconds=20.0, until=lambda: bool(ranks.alarms))
     assert ranks.alarms == [("slow link", pair)]
-    ranks.wires.rates[pair] = RATE
+    ranks.network.set_rate(*pair, RATE)
     ranks.broadcast(seconds=20.0, until=lambda: not ranks.monitors[0].alarms.active)
     assert not ranks.monitors[0].alarms.active and ranks.alarms == [("slow link", pair)]
     assert all(monitor.alarms.counts == {"slow link": 1} for monitor in ranks.monitors)
@@ -175,7 +105,8 @@ def test_slow_link_is_named_and_recovers(ranks: Ranks, pair: tuple[int, int]) ->
 
 def test_rank_with_slow_links_is_named(ranks: Ranks) -> None:
     ranks.broadcast(seconds=2.0)
-    ranks.wires.rates[1, 2] = ranks.wires.rates[2, 3] = RATE / 6
+    ranks.network.set_rate(1, 2, RATE / 6)
+    ranks.network.set_rate(2, 3, RATE / 6)
     ranks.broadcast(seconds=20.0, until=lambda: bool(ranks.alarms))
     assert ranks.alarms == [("slow rank", (2,))]
 

@@ -32,20 +32,20 @@ def exchange(comm: Communicator, count: int) -> np.ndarray:
 
 
 class Corrupting:
-    """A transport that corrupts one message."""
+    """A wire that corrupts one message."""
 
-    def __init__(self, transport, number: int, at: int) -> None:
-        self._transport, self._left, self._at = transport, number, at
-        self.largest_tag = transport.largest_tag
+    def __init__(self, wire, number: int, at: int) -> None:
+        self._wire, self._left, self._at = wire, number, at
+        self.largest_tag = wire.largest_tag
 
     def send(self, peer: int, tag: int, address: int, nbytes: int):
         if self._left == 0:
             ctypes.c_uint8.from_address(address + self._at).value ^= 1
         self._left -= 1
-        return self._transport.send(peer, tag, address, nbytes)
+        return self._wire.send(peer, tag, address, nbytes)
 
     def receive(self, *args):
-        return self._transport.receive(*args)
+        return self._wire.receive(*args)
 
 
 @pytest.mark.parametrize(
@@ -58,21 +58,21 @@ class Corrupting:
 def test_a_corrupted_frame_is_an_error_and_the_rest_of_the_message_is_drained(comm, at, error):
     in_use = get_device("host").pool.statistics.in_use
     line = comm._p2p._channel
-    whole, line.transport = line.transport, Corrupting(line.transport, 2, at)
+    whole, line.wire = line.wire, Corrupting(line.wire, 2, at)
     with pytest.raises(FrameError) as raised:
         exchange(comm, 10_000)
     assert str(raised.value).startswith(error)
-    line.transport = whole
+    line.wire = whole
     assert (exchange(comm, 10_000) == np.arange(10_000)).all()
     assert get_device("host").pool.statistics.in_use == in_use
 
 
 def test_a_frame_of_another_chunk_is_an_error(comm):
     line = comm._p2p._channel
-    whole, line.transport = line.transport, Corrupting(line.transport, 1, 16)
+    whole, line.wire = line.wire, Corrupting(line.wire, 1, 16)
     with pytest.raises(FrameError, match=r"chunk 1: expected the checksum 0x[0-9a-f]{8}, got 0x[0-9a-f]{8}"):
         exchange(comm, 10_000)
-    line.transport = whole
+    line.wire = whole
 
 
 @pytest.mark.parametrize("count", [10, 10_000])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpi_gpucomp.transport.rails.connector import HandshakeError, Hello, InitiatorHandshake, ResponderHandshake
 
 SECRET, OTHER = bytes(range(32)), bytes(32)
-HELLO = Hello(initiator=1, responder=2, rail=0, generation=7)
+HELLO = Hello(initiator=1, responder=2, path=0, generation=7)
 
 
 def make_responder(secret: bytes = SECRET) -> ResponderHandshake:
@@ -54,7 +54,7 @@ def test_an_answer_cannot_be_reflected_as_a_proof() -> None:
         responder.feed(answer[32:])
 
 
-@pytest.mark.parametrize("wrong", [{"responder": 1}, {"rail": 1}, {"initiator": 2}])
+@pytest.mark.parametrize("wrong", [{"responder": 1}, {"path": 1}, {"initiator": 2}])
 def test_a_hello_for_another_rank_or_rail_is_rejected(wrong: dict[str, int]) -> None:
     hello = HELLO._replace(**wrong)
     with pytest.raises(HandshakeError) as error:

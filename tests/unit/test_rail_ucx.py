@@ -1,20 +1,21 @@
-"""Paths over UCX: cancellation, and liveness of the peer."""
+"""Paths over UCX: cancellation, bytes of the wire, and liveness of the peer."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rail_pipes import End
 
-from mpi_gpucomp.transport.rails import discovery, ucx
+from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.transport.rails import discovery, loop, ucx
 from mpi_gpucomp.transport.rails.backends import RDMA, TCP, UCX, Capabilities, agree
+from mpi_gpucomp.transport.rails.bridge import CREDITS, MAX_REPLIES, MESSAGE_BYTES, UcxBridge
 from mpi_gpucomp.transport.rails.connector import (
     MAX_ADDRESS_BYTES,
     AddressExchange,
@@ -23,8 +24,6 @@ from mpi_gpucomp.transport.rails.connector import (
     InitiatorHandshake,
     ResponderHandshake,
 )
-from mpi_gpucomp.transport.rails.link import DEAD, SUSPECT, check_liveness
-from mpi_gpucomp.transport.rails.sequence import PING, PathId
 
 BIG = 1 << 20
 
@@ -56,8 +55,8 @@ def test_a_closed_endpoint_releases_its_memory(pair: list[ucx.UcxEndpoint], step
     """Close in the middle of messages: UCX releases all memory at both ends."""
     one, two = pair
     buffers = [bytearray(BIG) for _ in range(8)]
-    sent = [one.send(os.urandom(BIG), payload=True) for _ in buffers]
-    receives = [two.receive(buffer, payload=True) for buffer in buffers]
+    sent = [one.send(os.urandom(BIG), control=False) for _ in buffers]
+    receives = [two.receive(buffer, control=False) for buffer in buffers]
     for _ in range(steps):
         one._worker.progress_once()
         two._worker.progress_once()
@@ -70,8 +69,8 @@ def test_a_closed_endpoint_releases_its_memory(pair: list[ucx.UcxEndpoint], step
 def test_a_failed_endpoint_can_be_closed(pair: list[ucx.UcxEndpoint]) -> None:
     one, two = pair
     pair.clear()
-    waiting = [two.receive(bytearray(40), payload=False) for _ in range(16)]
-    one.send(b"x" * 40, payload=False)
+    waiting = [two.receive(bytearray(40), control=True) for _ in range(16)]
+    one.send(b"x" * 40, control=True)
     until(waiting[0].done, one, two)
     one.close()
     until(one.poll_closed)
@@ -89,49 +88,159 @@ def test_a_message_with_a_wrong_tag_is_not_received(pair: list[ucx.UcxEndpoint])
     one, two = pair
     one._peer_tag ^= 1 << 40
     buffer = bytearray(4)
-    received, lost = two.receive(buffer, payload=False), one.send(b"evil", payload=False)
+    received, lost = two.receive(buffer, control=True), one.send(b"evil", control=True)
     until(lost.done, one, two)
     one._peer_tag ^= 1 << 40
-    one.send(b"good", payload=False)
+    one.send(b"good", control=True)
     until(received.done, one, two)
     assert buffer == b"good"
 
 
-@pytest.fixture
-def path() -> Iterator[tuple[ucx.UcxPath, socket.socket]]:
-    """Return a path whose endpoint receives nothing, and the other end of its side channel."""
-    silent: Any = SimpleNamespace(receive=lambda memory, payload: None)
-    loop: Any = SimpleNamespace(register=lambda *_: None, schedule_flush=lambda _: None, unregister=lambda _: None)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        own = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
-    with own, other:
-        own.setblocking(False)
-        yield (
-            ucx.UcxPath(PathId(0, 1), own, silent, discovery.find_rail("lo", 0), End(0, [[0]], slow=False).link, loop),
-            other,
+class BridgePair:
+    """Two bridges in one event loop, and what each has reported."""
+
+    def __init__(self, endpoints: list[ucx.UcxEndpoint], timeout: float = 0.2) -> None:
+        self.loop = loop.acquire()
+        self.signs, self.reasons, self.closed = [0, 0], ["", ""], [False, False]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            sides = [socket.create_connection(server.getsockname()), server.accept()[0]]
+        with self.loop.lock:
+            self.bridges = [self._make(end, endpoints[end], sides[end], timeout) for end in (0, 1)]
+        self.wires = [one.wire_socket for one in self.bridges]
+        endpoints.clear()  # the bridges own them
+
+    def _make(self, end: int, endpoint: ucx.UcxEndpoint, side_channel: socket.socket, timeout: float) -> UcxBridge:
+        def on_life() -> None:
+            self.signs[end] += 1
+
+        def on_broken(reason: str) -> None:
+            self.reasons[end] = reason
+            self.wires[end].close()
+
+        def on_closed() -> None:
+            self.closed[end] = True
+
+        side_channel.setblocking(False)
+        return UcxBridge(
+            endpoint, side_channel, self.loop, timeout, on_life=on_life, on_broken=on_broken, on_closed=on_closed
         )
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not ready():
+            assert time.monotonic() < deadline, "timed out"
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        with self.loop.lock:
+            for one in (*self.wires, *self.bridges):
+                one.close()
+        self.wait(lambda: all(self.closed))
+        loop.release(self.loop)
+
+
+@pytest.fixture
+def bridges(pair: list[ucx.UcxEndpoint]) -> Iterator[BridgePair]:
+    made = BridgePair(pair)
+    yield made
+    made.stop()
+
+
+def received(wire: socket.socket, count: int) -> bytes:
+    wire.settimeout(20)
+    found = bytearray()
+    while len(found) < count:
+        found += wire.recv(count - len(found))
+    return bytes(found)
+
+
+def test_bytes_pass_both_ways_in_order(bridges: BridgePair) -> None:
+    data = [os.urandom(5 * BIG + 3), os.urandom(3 * BIG + 1)]
+    with ThreadPoolExecutor(4) as threads:
+        for wire, sent in zip(bridges.wires, data, strict=True):
+            threads.submit(wire.sendall, sent)
+        lengths = [len(sent) for sent in reversed(data)]
+        found = list(threads.map(received, bridges.wires, lengths))
+    assert found == data[::-1] and bridges.reasons == ["", ""]
+    assert min(bridges.signs) > 0
+
+
+def test_a_wire_that_does_not_read_stops_the_sender(bridges: BridgePair) -> None:
+    """Both ends keep a bounded number of bytes, and nothing is lost when the wire reads again."""
+    wire, sent = bridges.wires[0], 0
+    data = os.urandom(16 * BIG)
+    wire.setblocking(False)
+    quiet_since = time.monotonic()
+    while time.monotonic() < quiet_since + 0.5:  # more than the timeout
+        try:
+            sent += wire.send(data[sent : sent + MESSAGE_BYTES])
+            quiet_since = time.monotonic()
+        except BlockingIOError:
+            time.sleep(0.005)
+    assert CREDITS * MESSAGE_BYTES <= sent < 4 * CREDITS * MESSAGE_BYTES
+    assert bridges.reasons == ["", ""]
+    assert received(bridges.wires[1], sent) == data[:sent]
+
+
+def test_a_closed_wire_closes_both_bridges(bridges: BridgePair) -> None:
+    bridges.wires[0].close()
+    bridges.wait(lambda: all(bridges.closed))
+    assert bridges.reasons[0] == "" and bridges.reasons[1]  # UCX or the side channel may notice it first
+
+
+def test_a_wire_closes_while_credits_are_exhausted(bridges: BridgePair) -> None:
+    first = bridges.bridges[0]
+    bridges.wires[0].setblocking(False)
+    while first._can_send:
+        try:
+            bridges.wires[0].send(bytes(MESSAGE_BYTES))
+        except BlockingIOError:
+            time.sleep(0.001)
+    bridges.wires[0].close()
+    bridges.wait(lambda: all(bridges.closed))
+
+
+def test_a_broken_side_channel_breaks_the_path(bridges: BridgePair) -> None:
+    with bridges.loop.lock:
+        bridges.bridges[0]._side_channel.shutdown(socket.SHUT_RDWR)
+    bridges.wait(lambda: all(bridges.closed))
+    assert bridges.reasons == ["closed by the peer"] * 2
 
 
 @pytest.mark.parametrize("replies", [False, True])
-def test_a_process_that_replies_must_also_reply_over_ucx(
-    path: tuple[ucx.UcxPath, socket.socket], replies: bool
-) -> None:
+def test_a_process_that_replies_must_also_reply_over_ucx(bridges: BridgePair, replies: bool) -> None:
     """The kernel vouches for a hung process; one that replies on the side channel only is not reached by UCX."""
-    one, other = path
-    for _ in range(ucx.MAX_REPLIES):
-        time.sleep(0.002)
-        one.probed = time.monotonic()
-        one.send_urgent(PING)
-        assert other.recv(10) == ucx.PROBE
-        while one.last_seen(time.monotonic()) < one.probed:  # the kernels need a moment
-            pass
-        if replies:
-            other.sendall(ucx.REPLY)
-            time.sleep(0.005)
-            one._on_side_channel(True, False)
-    late = one.probed + 1
-    assert check_liveness(late, one.last_seen(late), one.probed, 1.0, busy=True) == (DEAD if replies else SUSPECT)
+    second = bridges.bridges[1]
+    with bridges.loop.lock:
+        bridges.loop.unregister(second._endpoint)
+        second._progress = lambda: None  # its UCX is silent from now on
+        if not replies:
+            bridges.loop.unregister(second._side_channel)
+    before = bridges.signs[0]
+    bridges.wires[0].send(b"x")
+    if replies:
+        bridges.wait(lambda: all(bridges.closed))
+        assert bridges.reasons[0] == "UCX delivers nothing, while the peer replies on its socket"
+    else:
+        bridges.wait(lambda: bridges.signs[0] >= before + MAX_REPLIES)
+        assert bridges.reasons == ["", ""]
+
+
+def test_a_silent_network_breaks_the_path(bridges: BridgePair) -> None:
+    first, second = bridges.bridges
+    with bridges.loop.lock:
+        bridges.loop.unregister(second._endpoint)
+        second._progress = lambda: None
+        first._probe_acked = lambda: False
+    bridges.wires[0].send(b"x")
+    bridges.wait(lambda: all(bridges.closed))
+    assert re.fullmatch(r"no sign of life for \d\.\d\d s", bridges.reasons[0])
+
+
+def test_an_idle_bridge_has_no_timer(bridges: BridgePair) -> None:
+    bridges.wires[0].sendall(b"x")
+    assert received(bridges.wires[1], 1) == b"x"
+    bridges.wait(lambda: not bridges.loop._timers)
 
 
 def test_addresses_are_exchanged_after_authentication() -> None:
@@ -163,6 +272,14 @@ def test_an_address_of_invalid_length_is_rejected(length: int) -> None:
     responder.feed(initiator.feed(responder.feed(initiator.first)))
     with pytest.raises(HandshakeError, match=f"an address blob of {length} bytes"):
         responder.feed(length.to_bytes(4, "little"))
+
+
+def test_ucx_has_one_socket_for_each_peer() -> None:
+    expected = "rank 3: stripes of rails: expected 1 with UCX, got 2. Set stripes=1, or wire='tcp'."
+    with pytest.raises(SpecError, match=f"^{re.escape(expected)}$"):
+        discovery._check_stripes([TCP, RDMA], 2, 3)
+    discovery._check_stripes([TCP, TCP], 2, 3)
+    discovery._check_stripes([UCX, RDMA], 1, 3)
 
 
 def test_ranks_agree_on_the_backend() -> None:

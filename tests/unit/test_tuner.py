@@ -16,6 +16,7 @@ from mpi_gpucomp._tuning.measure import Calibration, _relay_bytes
 from mpi_gpucomp._tuning.model import LinkCost, Measurements
 from mpi_gpucomp._tuning.tuner import CALLS_PER_SAMPLE, Tuner
 from mpi_gpucomp.codec.auto import Auto, CodecSpeed, Costs
+from mpi_gpucomp.transport.mpi import SLOW
 
 MEGABYTE = 1 << 20
 GIGABIT = 8e-9
@@ -144,7 +145,17 @@ def test_reductions_follow_the_model_until_they_are_autotuned(tuner):
     assert what(tuned) == what(plan) != what(by_model[0])
 
 
+class OnSlowLinks:
+    """A wire that relays as MPI's does."""
+
+    def relays(self, bytes_per_second):
+        return bytes_per_second <= SLOW
+
+
 def test_relays_are_expected_between_hosts_on_slow_links():
     apart, together = ((0,), (1,), (2,)), ((0, 1), (2,))
     slow, fast = LinkCost(50e-6, GIGABIT), LinkCost(50e-6, GIGABIT / 5)
-    assert [_relay_bytes(apart, slow), _relay_bytes(apart, fast), _relay_bytes(together, slow)] == [1 << 16, 0, 0]
+    found = [
+        _relay_bytes(nodes, OnSlowLinks(), link) for nodes, link in ((apart, slow), (apart, fast), (together, slow))
+    ]
+    assert found == [1 << 16, 0, 0]

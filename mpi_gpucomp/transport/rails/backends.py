@@ -7,22 +7,28 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.rails import ucx
 from mpi_gpucomp.transport.rails.connector import AddressExchange, HandshakeError
-from mpi_gpucomp.transport.rails.tcp import TcpPath
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
     from mpi_gpucomp.transport.rails.connector import InitiatorHandshake, ResponderHandshake
     from mpi_gpucomp.transport.rails.discovery import Rail
-    from mpi_gpucomp.transport.rails.link import Path, RailLink
-    from mpi_gpucomp.transport.rails.loop import EventLoop
-    from mpi_gpucomp.transport.rails.sequence import PathId
 
     Authentication = InitiatorHandshake | ResponderHandshake
     Handshake = Authentication | AddressExchange
 
-__all__ = ["AUTO", "RDMA", "TCP", "UCX", "Capabilities", "RailBackend", "agree", "make_backend", "probe_capabilities"]
+__all__ = [
+    "AUTO",
+    "RDMA",
+    "TCP",
+    "UCX",
+    "Capabilities",
+    "RailBackend",
+    "UcxAddressExchange",
+    "agree",
+    "make_backend",
+    "probe_capabilities",
+]
 
 TCP, UCX, AUTO = "tcp", "ucx", "auto"
 """Values of the setting: sockets, UCX, or UCX where every rank has RDMA."""
@@ -109,12 +115,6 @@ class RailBackend(Protocol):
         """Return the exchange that precedes a path, starting with the authentication."""
         ...
 
-    def path(
-        self, path_id: PathId, connection: socket.socket, handshake: Handshake, link: RailLink, loop: EventLoop
-    ) -> Path:
-        """Make a path; raise HandshakeError if it cannot be made."""
-        ...
-
 
 class TcpBackend:
     """TCP sockets."""
@@ -127,24 +127,31 @@ class TcpBackend:
         """Add nothing to the authentication."""
         return authentication
 
-    def path(
-        self, path_id: PathId, connection: socket.socket, handshake: Handshake, link: RailLink, loop: EventLoop
-    ) -> Path:
-        """Use the connection as the path."""
-        return TcpPath(path_id, connection, self._rail, link, loop)
 
-
-class _UcxAddressExchange(AddressExchange):
+class UcxAddressExchange(AddressExchange):
     """A handshake followed by an exchange of UCX worker addresses."""
 
     def __init__(self, authentication: Authentication, devices: str, transports: str) -> None:
+        """Make an endpoint on some devices once the peer is authenticated."""
         super().__init__(authentication, self._make_endpoint)
         self._where = devices, transports
-        self.endpoint: ucx.UcxEndpoint | None = None
+        self._endpoint: ucx.UcxEndpoint | None = None
 
     def _make_endpoint(self) -> bytes:
-        self.endpoint = ucx.UcxEndpoint(*self._where)
-        return self.endpoint.address_blob
+        try:
+            self._endpoint = ucx.UcxEndpoint(*self._where)
+        except ucx.UcxError as error:
+            raise HandshakeError(str(error)) from error
+        return self._endpoint.address_blob
+
+    def connect(self) -> ucx.UcxEndpoint:
+        """Return the endpoint, connected to the peer's worker; raise HandshakeError if it cannot be."""
+        assert self._endpoint is not None, "the handshake is done"
+        try:
+            self._endpoint.connect(self.peer_address)
+        except ucx.UcxError as error:
+            raise HandshakeError(str(error)) from error
+        return self._endpoint
 
 
 class UcxBackend:
@@ -158,18 +165,7 @@ class UcxBackend:
 
     def handshake(self, authentication: Authentication) -> Handshake:
         """Exchange UCX addresses after the authentication."""
-        return _UcxAddressExchange(authentication, *self._where)
-
-    def path(
-        self, path_id: PathId, connection: socket.socket, handshake: Handshake, link: RailLink, loop: EventLoop
-    ) -> Path:
-        """Connect to the peer's worker; the socket stays open as a side channel."""
-        assert isinstance(handshake, _UcxAddressExchange) and handshake.endpoint is not None
-        try:
-            handshake.endpoint.connect(handshake.peer_address)
-            return ucx.UcxPath(path_id, connection, handshake.endpoint, self._rail, link, loop)
-        except ucx.UcxError as error:
-            raise HandshakeError(str(error)) from error
+        return UcxAddressExchange(authentication, *self._where)
 
 
 def make_backend(kind: str, rail: Rail) -> RailBackend:

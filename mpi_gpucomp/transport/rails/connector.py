@@ -17,23 +17,20 @@ import socket
 import struct
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
-
-from mpi_gpucomp.transport.rails.sequence import PathId
-from mpi_gpucomp.transport.rails.tcp import set_socket_options
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from mpi_gpucomp.transport.rails.backends import Handshake
     from mpi_gpucomp.transport.rails.discovery import Peers
-    from mpi_gpucomp.transport.rails.link import RailLink
     from mpi_gpucomp.transport.rails.loop import EventLoop
 
 __all__ = [
     "MAX_ADDRESS_BYTES",
     "SECRET_BYTES",
     "AddressExchange",
+    "ConnectedPeer",
     "Connector",
     "HandshakeError",
     "Hello",
@@ -60,11 +57,12 @@ class HandshakeError(Exception):
 
 
 class Hello(NamedTuple):
-    """Who connects to whom, on which rail and in which generation."""
+    """Who connects to whom, for which path and in which generation."""
 
     initiator: int
     responder: int
-    rail: int
+    path: int
+    """The number of the rail; with several sockets for each, `rail * stripes + stripe`."""
     generation: int
 
 
@@ -96,9 +94,9 @@ class ResponderHandshake:
 
     first, initiates = b"", False
 
-    def __init__(self, secret: bytes, rank: int, rail: int) -> None:
+    def __init__(self, secret: bytes, rank: int, rail: int, stripes: int = 1) -> None:
         """Expect a hello of a lower rank, on this rail."""
-        self._secret, self._rank, self._rail = secret, rank, rail
+        self._secret, self._rank, self._rail, self._stripes = secret, rank, rail, stripes
         self.needs, self.done = HELLO_BYTES, False
         self.hello: Hello | None = None
         self._transcript = b""
@@ -121,7 +119,8 @@ class ResponderHandshake:
         hello = Hello(*numbers)
         if magic != MAGIC:
             raise HandshakeError("not a hello of this protocol")
-        if hello.responder != self._rank or hello.rail != self._rail or hello.initiator >= self._rank:
+        rail = hello.path // self._stripes
+        if hello.responder != self._rank or rail != self._rail or hello.initiator >= self._rank:
             raise HandshakeError(f"a hello for another rank or rail: {hello}")
         return hello
 
@@ -164,6 +163,22 @@ class AddressExchange:
     def _address(self) -> bytes:
         address = self._make_address()
         return _LENGTH.pack(len(address)) + address
+
+
+class ConnectedPeer(Protocol):
+    """What the connector needs to know of a peer."""
+
+    @property
+    def paths(self) -> Collection[int]:
+        """Return the numbers of the paths that exist."""
+
+    @property
+    def peer_left(self) -> bool:
+        """Return True if the peer has left."""
+
+    @property
+    def disconnected_since(self) -> float:
+        """Return since when there is no path, if there is none."""
 
 
 class PendingConnection:
@@ -223,12 +238,21 @@ class Connector:
     """The listeners and outgoing connections of one rank."""
 
     def __init__(
-        self, rank: int, peers: Peers, links: Mapping[int, RailLink], loop: EventLoop, handshake_timeout: float
+        self,
+        rank: int,
+        found: Peers,
+        peers: Mapping[int, ConnectedPeer],
+        loop: EventLoop,
+        handshake_timeout: float,
+        on_connected: Callable[[int, Hello, socket.socket, Handshake], None],
+        stripes: int = 1,
     ) -> None:
-        """Serve the links to all peers."""
-        self.rank, self._links, self.loop, self.handshake_timeout = rank, links, loop, handshake_timeout
-        self.rails, self._backends, self._listeners = peers.rails, peers.backends, peers.listeners
-        self._secret, self._addresses = peers.secret, peers.addresses
+        """Hand each authenticated connection of a peer over to `on_connected`, which may raise HandshakeError."""
+        self.rank, self._peers, self.loop, self.handshake_timeout = rank, peers, loop, handshake_timeout
+        self.rails, self._backends, self._listeners = found.rails, found.backends, found.listeners
+        self._secret, self._addresses = found.secret, found.addresses
+        self._on_connected, self._stripes = on_connected, stripes
+        self._paths = range(len(self.rails) * stripes)
         self._pending: dict[socket.socket, PendingConnection] = {}
         self._connecting: dict[tuple[int, int], PendingConnection] = {}
         self._generations: dict[tuple[int, int], int] = {}
@@ -248,39 +272,39 @@ class Connector:
                 connection, _ = self._listeners[rail].accept()
             except OSError:
                 return
-            if len(self._pending) >= MAX_UNAUTHENTICATED + len(self._addresses) * len(self.rails):
+            if len(self._pending) >= MAX_UNAUTHENTICATED + len(self._addresses) * len(self._paths):
                 connection.close()
                 continue
-            set_socket_options(connection)
-            handshake = self._backends[rail].handshake(ResponderHandshake(self._secret, self.rank, rail))
+            connection.setblocking(False)
+            handshake = self._backends[rail].handshake(ResponderHandshake(self._secret, self.rank, rail, self._stripes))
             self._pending[connection] = PendingConnection(self, connection, handshake, rail)
 
     def connect_missing(self, now: float) -> None:
         """Connect to peers without a path, and reject handshakes that exceed the time limit."""
         for pending in [pending for pending in self._pending.values() if now > pending.deadline]:
             self.reject(pending, HandshakeError("the handshake timed out"))
-        for peer, link in self._links.items():
-            for rail in range(len(self.rails)):
-                missing = rail not in link.paths and (peer, rail) not in self._connecting
+        for peer, state in self._peers.items():
+            for path in self._paths:
+                missing = path not in state.paths and (peer, path) not in self._connecting
                 # A connection to a lower rank only tests whether it is alive: it accepts none from above.
-                timed_out = not link.paths and now > link.disconnected_since + self.handshake_timeout
+                timed_out = not state.paths and now > state.disconnected_since + self.handshake_timeout
                 wanted = self.rank < peer or timed_out
-                if wanted and missing and not link.peer_left and self._is_due(peer, rail, now):
-                    self._connect(peer, rail)
+                if wanted and missing and not state.peer_left and self._is_due(peer, path, now):
+                    self._connect(peer, path)
 
-    def _is_due(self, peer: int, rail: int, now: float) -> bool:
-        if not self.rails[rail].has_carrier():
-            self._next_try.pop((peer, rail), None)  # reconnect at once when the carrier is back
+    def _is_due(self, peer: int, path: int, now: float) -> bool:
+        if not self.rails[path // self._stripes].has_carrier():
+            self._next_try.pop((peer, path), None)  # reconnect at once when the carrier is back
             return False
-        return now >= self._next_try.get((peer, rail), (0.0, 0.0))[0]
+        return now >= self._next_try.get((peer, path), (0.0, 0.0))[0]
 
-    def _connect(self, peer: int, rail: int) -> None:
-        generation = self._generations.get((peer, rail), 0) + 1
-        self._generations[peer, rail] = generation
-        hello = Hello(self.rank, peer, rail, generation)
+    def _connect(self, peer: int, path: int) -> None:
+        generation, rail = self._generations.get((peer, path), 0) + 1, path // self._stripes
+        self._generations[peer, path] = generation
+        hello = Hello(self.rank, peer, path, generation)
         handshake = self._backends[rail].handshake(InitiatorHandshake(self._secret, hello))
         connection = self.rails[rail].socket()
-        set_socket_options(connection)
+        connection.setblocking(False)
         try:
             connection.bind((self.rails[rail].address, 0))
             code = connection.connect_ex(self._addresses[peer][rail])
@@ -288,24 +312,24 @@ class Connector:
                 raise OSError(code, errno.errorcode.get(code, "error"))
         except OSError as error:
             connection.close()
-            self._back_off(peer, rail, error)
+            self._back_off(peer, path, error)
             return
         pending = self._pending[connection] = PendingConnection(self, connection, handshake, rail)
-        self._connecting[peer, rail] = pending
+        self._connecting[peer, path] = pending
 
-    def _back_off(self, peer: int, rail: int, error: Exception) -> None:
+    def _back_off(self, peer: int, path: int, error: Exception) -> None:
         now = time.monotonic()
         first, longest = RETRY_SECONDS
-        pause = min(longest, 2 * self._next_try.get((peer, rail), (0.0, first / 2))[1])
-        self._next_try[peer, rail] = now + pause, pause
+        pause = min(longest, 2 * self._next_try.get((peer, path), (0.0, first / 2))[1])
+        self._next_try[peer, path] = now + pause, pause
         if isinstance(error, ConnectionRefusedError):
-            self._refused.setdefault((peer, rail), now)
+            self._refused.setdefault((peer, path), now)
         else:
-            self._refused.pop((peer, rail), None)
+            self._refused.pop((peer, path), None)
 
     def is_gone(self, peer: int, since: float) -> bool:
         """Return True if a peer's process has ended: all its ports have refused connections since then."""
-        refused = [self._refused.get((peer, rail)) for rail in range(len(self.rails))]
+        refused = [self._refused.get((peer, path)) for path in self._paths]
         return all(begun is not None and begun < since for begun in refused)
 
     def reject(self, pending: PendingConnection, error: Exception) -> None:
@@ -314,7 +338,7 @@ class Connector:
         pending.connection.close()
         hello = pending.handshake.hello
         if pending.handshake.initiates and hello is not None:
-            self._back_off(hello.responder, hello.rail, error)
+            self._back_off(hello.responder, hello.path, error)
         else:
             _log.info("rank %d: rejected a connection on %s: %s", self.rank, self.rails[pending.rail].name, error)
 
@@ -325,25 +349,23 @@ class Connector:
             del self._connecting[key]
 
     def on_handshake_done(self, pending: PendingConnection) -> None:
-        """Make a path of an authenticated connection."""
+        """Hand an authenticated connection over."""
         hello = pending.handshake.hello
         assert hello is not None and pending.handshake.done and pending.all_sent, "a socket buffers a few bytes"
         self._forget(pending)
         peer = hello.initiator if hello.responder == self.rank else hello.responder
-        link, rail = self._links[peer], hello.rail
-        current = link.paths.get(rail)
-        if hello.generation <= max(link.abandoned[rail], current.id.generation if current else 0):
-            pending.connection.close()  # an old one, delayed
-            return
         try:
-            path_id = PathId(rail, hello.generation)
-            path = self._backends[rail].path(path_id, pending.connection, pending.handshake, link, self.loop)
+            self._on_connected(peer, hello, pending.connection, pending.handshake)
         except HandshakeError as error:
             self.reject(pending, error)
             return
-        self._next_try.pop((peer, rail), None)
-        self._refused.pop((peer, rail), None)
-        link.add_path(path)
+        self._next_try.pop((peer, hello.path), None)
+        self._refused.pop((peer, hello.path), None)
+
+    @property
+    def has_pending(self) -> bool:
+        """Return True if there are connections in the handshake."""
+        return bool(self._pending)
 
     def close(self) -> None:
         """Close the listeners and the pending connections."""

@@ -1,11 +1,11 @@
-"""Rails of a job: the user's settings, this host's network devices, and the exchange of addresses over MPI.
+"""Rails of a job: the user's settings, this host's network devices, and the exchange of addresses.
 
     eth0,eth1       eth0, and eth1 while eth0 is down
     eth0+eth1       both at once
     eth0+eth1,mgmt  both at once, and mgmt while both are down
 
-A device is given by name, by address, or by a network such as 10.1.0.0/16, which matches one on every host. An error
-on one rank is raised on all.
+A device is given by name, by address, or by a network such as 10.1.0.0/16, which matches one on every host. A device
+given by name is used over IPv4 if it has such an address. An error on one rank is raised on all.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import struct
 from contextlib import suppress
 from functools import cache
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from mpi_gpucomp import config
 from mpi_gpucomp.errors import GpucompError, RankFailedError, SpecError
@@ -30,10 +29,9 @@ from mpi_gpucomp.transport.rails.backends import Capabilities
 from mpi_gpucomp.transport.rails.connector import SECRET_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from mpi4py import MPI
-
+    from mpi_gpucomp.transport.bootstrap import Bootstrap
     from mpi_gpucomp.transport.rails.backends import RailBackend
 
 __all__ = [
@@ -45,16 +43,22 @@ __all__ = [
     "discover",
     "find_rail",
     "listen",
+    "networks",
     "resolve_rails",
 ]
 
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 IFF_UP, IFF_RUNNING = 0x1, 0x40
+GLOBAL_SCOPE, HOST_SCOPE = 0x00, 0x10
+"""Scopes of the IPv6 addresses that need no device to be reached."""
 _IFREQ = struct.Struct("16s16x")
 
 
+MAX_STRIPES = 16
+
+
 class Rails(NamedTuple):
-    """The devices to use, the timeouts, and the backend."""
+    """The devices to use, the timeouts, the backend, and the sockets of each rail."""
 
     devices: str
     timeout: float = config.RAIL_TIMEOUT.default
@@ -63,6 +67,8 @@ class Rails(NamedTuple):
     """Seconds without any path after which a peer is considered failed."""
     wire: str = config.RAIL_WIRE.default
     """The backend: tcp (sockets), ucx, or auto (UCX where all ranks have it and the device has RDMA)."""
+    stripes: int = 1
+    """Sockets to each peer on each rail, for a network that one connection does not fill."""
 
     @property
     def tiers(self) -> list[list[str]]:
@@ -78,6 +84,9 @@ class Rails(NamedTuple):
                 raise SpecError(
                     f"{name} of rails", expected="seconds, more than 0", got=f"{seconds}", remedy="Give a time."
                 )
+        if not 0 < self.stripes <= MAX_STRIPES:
+            expected = f"1 to {MAX_STRIPES} sockets"
+            raise SpecError("stripes of rails", expected=expected, got=f"{self.stripes}", remedy="Give a number.")
         return self
 
 
@@ -111,8 +120,21 @@ def _address_of(device: str) -> str | None:
     return None if answer is None else socket.inet_ntoa(answer[20:24])
 
 
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
+    """Return the devices and addresses of IPv6 that other hosts, or other processes, can connect to."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return
+    for address, _, _, scope, _, device in map(str.split, lines):
+        if int(scope, 16) in (GLOBAL_SCOPE, HOST_SCOPE):
+            yield device, str(ipaddress.IPv6Address(int(address, 16)))
+
+
 def _in_network_of(address: str, device: str) -> bool:
     """Return True if an address is in a device's network."""
+    if ":" in address:
+        return (device, address) in _ipv6_addresses()
     own, mask = (_query(request, device) for request in (SIOCGIFADDR, SIOCGIFNETMASK))
     if own is None or mask is None:
         return False
@@ -121,9 +143,22 @@ def _in_network_of(address: str, device: str) -> bool:
 
 
 def addresses() -> dict[str, str]:
-    """Return the devices that have an IPv4 address."""
-    found = ((name, _address_of(name)) for _, name in socket.if_nameindex())
+    """Return the devices that have an address, and that of IPv4 if there is one."""
+    ipv6 = dict(reversed(list(_ipv6_addresses())))  # the first address of each device
+    found = ((name, _address_of(name) or ipv6.get(name)) for _, name in socket.if_nameindex())
     return {name: address for name, address in found if address is not None}
+
+
+def networks() -> dict[str, str]:
+    """Return the IPv4 networks of this host's devices that are up, and the device of each."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        own, mask, flags = (_query(request, name) for request in (SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFFLAGS))
+        if own is None or mask is None or flags is None or not int.from_bytes(flags[16:18], "little") & IFF_UP:
+            continue
+        address = f"{socket.inet_ntoa(own[20:24])}/{socket.inet_ntoa(mask[20:24])}"
+        found[str(ipaddress.IPv4Network(address, strict=False))] = name
+    return found
 
 
 class Rail(NamedTuple):
@@ -152,11 +187,15 @@ class Rail(NamedTuple):
 
     def socket(self) -> socket.socket:
         """Return a socket whose traffic uses this rail only."""
-        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        made = socket.socket(_family(self.address), socket.SOCK_STREAM)
         if self.device is not None:
             with suppress(PermissionError):  # an old kernel; the address still selects the route
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.device.encode() + b"\0")
         return made
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def find_rail(name: str, rank: int) -> Rail:
@@ -165,20 +204,20 @@ def find_rail(name: str, rank: int) -> Rail:
     if name in present:
         return Rail(name, present[name], name)
     try:
-        network = ipaddress.IPv4Network(name, strict=False)
+        network = ipaddress.ip_network(name, strict=False)
     except ValueError:
         network = None
     if network is not None:
-        matching = (device for device, address in present.items() if ipaddress.IPv4Address(address) in network)
-        device = next(matching, None)
-        if device is not None:
-            return Rail(name, present[device], device)
-        if network.prefixlen == 32 and _can_bind(name):
+        own = _ipv6_addresses() if network.version == 6 else present.items()
+        for device, address in own:
+            if ipaddress.ip_address(address) in network:
+                return Rail(name, address, device)
+        if network.prefixlen == network.max_prefixlen and _can_bind(name):
             return Rail(name, name, None)
     listed = ", ".join(f"{device} ({address})" for device, address in present.items())
     raise SpecError(
         "rails",
-        expected="network devices with an IPv4 address, by name, address or network",
+        expected="network devices with an IP address, by name, address or network",
         got=f"'{name}'",
         remedy=f"This host has {listed}.",
         rank=rank,
@@ -187,7 +226,7 @@ def find_rail(name: str, rank: int) -> Rail:
 
 def _can_bind(address: str) -> bool:
     """Return True for an address of this host that no device lists: 127.0.0.2, or a device's second one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as attempt:
+    with socket.socket(_family(address), socket.SOCK_STREAM) as attempt:
         try:
             attempt.bind((address, 0))
         except OSError:
@@ -225,12 +264,13 @@ class _RankInfo(NamedTuple):
     tiers: list[list[int]]
     capabilities: Capabilities
     fault: str | None
+    stripes: int
 
     @classmethod
     def parse(cls, text: str, peer: int, rank: int) -> _RankInfo:
         """Read the JSON of a peer."""
         try:
-            listening, tiers, (wire, has_ucx, version, rdma, ucx_fault), fault = json.loads(text)
+            listening, tiers, (wire, has_ucx, version, rdma, ucx_fault), fault, stripes = json.loads(text)
             return cls(
                 [(str(host), int(port)) for host, port in listening],
                 [[int(rail) for rail in tier] for tier in tiers],
@@ -242,6 +282,7 @@ class _RankInfo(NamedTuple):
                     None if ucx_fault is None else str(ucx_fault),
                 ),
                 None if fault is None else str(fault),
+                int(stripes),
             )
         except (ValueError, TypeError) as error:
             raise SpecError(
@@ -253,24 +294,13 @@ class _RankInfo(NamedTuple):
             ) from error
 
 
-def _allgather_text(comm: MPI.Intracomm, text: str) -> list[str]:
-    """Return the texts of all ranks; nothing from a peer is unpickled."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.empty(comm.size, np.int32)
-    comm.Allgather(np.array([data.size], np.int32), lengths)
-    gathered = np.empty(int(lengths.sum()), np.uint8)
-    comm.Allgatherv(data, [gathered, lengths])
-    ends = np.cumsum(lengths)
-    return [gathered[end - length : end].tobytes().decode() for end, length in zip(ends, lengths, strict=True)]
-
-
-def discover(comm: MPI.Intracomm, settings: Rails) -> Peers:
+def discover(bootstrap: Bootstrap, settings: Rails) -> Peers:
     """Listen on this rank's rails, and exchange addresses and a secret with all ranks; collective."""
     rails: list[Rail] = []
     listeners: list[socket.socket] = []
     names, fault = settings.tiers, None
     try:
-        rails = [find_rail(name, comm.rank) for tier in names for name in tier]
+        rails = [find_rail(name, bootstrap.rank) for tier in names for name in tier]
         listeners += map(listen, rails)
     except (GpucompError, OSError) as error:
         fault = str(error)
@@ -278,20 +308,21 @@ def discover(comm: MPI.Intracomm, settings: Rails) -> Peers:
     tiers = [[next(numbers) for _ in tier] for tier in names]
     capabilities = backends.probe_capabilities(settings.wire, rails)
     listening = [one.getsockname()[:2] for one in listeners]
-    own = _RankInfo(listening, tiers, capabilities, fault)
-    texts = _allgather_text(comm, json.dumps(own))
-    ranks = [_RankInfo.parse(text, peer, comm.rank) for peer, text in enumerate(texts)]
+    own = _RankInfo(listening, tiers, capabilities, fault, settings.stripes)
+    texts = bootstrap.allgather(json.dumps(own).encode())
     try:
-        _check(ranks, comm.rank)
-        kinds = backends.agree([info.capabilities for info in ranks], comm.rank)
+        decoded = (text.decode(errors="replace") for text in texts)
+        ranks = [_RankInfo.parse(text, peer, bootstrap.rank) for peer, text in enumerate(decoded)]
+        _check(ranks, bootstrap.rank)
+        kinds = backends.agree([info.capabilities for info in ranks], bootstrap.rank)
+        _check_stripes(kinds, settings.stripes, bootstrap.rank)
     except SpecError:
         for listener in listeners:
             listener.close()
         raise
-    secret = bytearray(secrets.token_bytes(SECRET_BYTES))
-    comm.Bcast(secret)
+    secret = bootstrap.allgather(secrets.token_bytes(SECRET_BYTES) if bootstrap.rank == 0 else b"")[0]
     made = list(map(backends.make_backend, kinds, rails))
-    return Peers(rails, tiers, made, listeners, bytes(secret), [info.addresses for info in ranks])
+    return Peers(rails, tiers, made, listeners, secret, [info.addresses for info in ranks])
 
 
 def _check(ranks: list[_RankInfo], rank: int) -> None:
@@ -312,20 +343,41 @@ def _check(ranks: list[_RankInfo], rank: int) -> None:
             remedy="Pass the same rails on every rank.",
             rank=rank,
         )
+    families = [[_family(host).name for host, _ in info.addresses] for info in ranks]
+    if any(found != families[0] for found in families):
+        raise SpecError(
+            "rails",
+            expected="addresses of the same family on every rank",
+            got="; ".join(f"rank {other}: {', '.join(found)}" for other, found in enumerate(families)),
+            remedy="Name devices by network, such as 10.1.0.0/16 or fd00::/64.",
+            rank=rank,
+        )
+    if any(info.stripes != ranks[0].stripes for info in ranks):
+        raise SpecError(
+            "stripes of rails",
+            expected="the same on every rank",
+            got="; ".join(f"rank {other}: {info.stripes}" for other, info in enumerate(ranks)),
+            remedy="Pass the same stripes on every rank.",
+            rank=rank,
+        )
 
 
-def check_connected(comm: MPI.Intracomm, settings: Rails, unreached: Iterable[int]) -> None:
+def _check_stripes(kinds: list[str], stripes: int, rank: int) -> None:
+    if stripes > 1 and any(kind != backends.TCP for kind in kinds):
+        remedy = f"Set stripes=1, or wire='{backends.TCP}'."
+        raise SpecError("stripes of rails", expected="1 with UCX", got=f"{stripes}", remedy=remedy, rank=rank)
+
+
+def check_connected(bootstrap: Bootstrap, settings: Rails, unreached: Iterable[int]) -> None:
     """Raise on all ranks if a rank could not connect to its peers `unreached`; collective."""
-    lost = np.zeros((comm.size, comm.size), np.uint8)
-    own = np.zeros(comm.size, np.uint8)
-    own[list(unreached)] = 1
-    comm.Allgather(own, lost)
-    pairs = sorted({(min(pair), max(pair)) for pair in np.argwhere(lost).tolist()})
+    lost = bootstrap.allgather(json.dumps(list(unreached)).encode())
+    found = ((rank, int(peer)) for rank, text in enumerate(lost) for peer in json.loads(text))
+    pairs = sorted({(min(pair), max(pair)) for pair in found})
     if pairs:
         raise RankFailedError(
             "rails",
             expected=f"a path between every pair of ranks on {settings.devices}",
             got=f"none between ranks {', '.join(f'{one} and {two}' for one, two in pairs)}",
             remedy="Check that these devices are in one network, without a firewall between them.",
-            rank=comm.rank,
+            rank=bootstrap.rank,
         )

@@ -1,7 +1,7 @@
 """The event loop of the rails: one thread for all communicators of a process.
 
-All state of the rails is guarded by one lock, which the thread holds only while it works. A caller that sends tries the
-socket at once, and leaves the rest to the thread.
+It connects, authenticates and reconnects; connections that are made belong to the core. All state of the rails in
+Python is guarded by one lock, which the thread holds only while it works.
 """
 
 from __future__ import annotations
@@ -11,28 +11,23 @@ import os
 import select
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     OnReady = Callable[[bool, bool], None]
 
 __all__ = ["EventLoop", "acquire", "release"]
 
 _log = logging.getLogger("mpi_gpucomp")
-_READ, _WRITE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR, select.EPOLLOUT
+_CLOSED = select.EPOLLHUP | select.EPOLLERR
+_READ, _WRITE = select.EPOLLIN | _CLOSED, select.EPOLLOUT
 
 
 class _HasFileno(Protocol):
     def fileno(self) -> int:
         """Return the file descriptor to poll."""
-
-
-class _Flushable(Protocol):
-    def flush(self) -> None:
-        """Send what is queued."""
 
 
 class EventLoop:
@@ -45,7 +40,6 @@ class EventLoop:
         self._poll.register(self._wake, select.EPOLLIN)
         self._callbacks: dict[int, OnReady] = {}
         self._masks: dict[int, int] = {}
-        self._dirty: dict[_Flushable, None] = {}
         self._timers: dict[Callable[[float], None], float] = {}
         self._soon: list[Callable[[], None]] = []
         self.users = 0
@@ -55,16 +49,11 @@ class EventLoop:
         self._thread = threading.Thread(target=self._run, name="gpucomp-rails", daemon=True)
         self._thread.start()
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock, and flush before releasing it."""
-        with self.lock:
-            yield
-            self._flush()
-
-    def register(self, connection: _HasFileno, on_ready: OnReady, *, writing: bool = False) -> None:
-        """Call `on_ready(readable, writable)` whenever a descriptor is ready."""
-        number, mask = connection.fileno(), select.EPOLLIN | (_WRITE if writing else 0)
+    def register(
+        self, connection: _HasFileno, on_ready: OnReady, *, reading: bool = True, writing: bool = False
+    ) -> None:
+        """Call `on_ready(readable, writable)` whenever a descriptor is ready; one that is closed is readable."""
+        number, mask = connection.fileno(), (select.EPOLLIN if reading else 0) | (_WRITE if writing else 0)
         if number not in self._callbacks:
             self._poll.register(number, mask)
         elif self._masks[number] != mask:
@@ -75,16 +64,6 @@ class EventLoop:
         """Stop polling a descriptor that is about to be closed."""
         if self._callbacks.pop(connection.fileno(), None) is not None:
             self._poll.unregister(connection.fileno())
-
-    def schedule_flush(self, path: _Flushable) -> None:
-        """Flush a path when the current holder releases the lock."""
-        self._dirty[path] = None
-
-    def _flush(self) -> None:
-        while self._dirty:
-            path = next(iter(self._dirty))
-            del self._dirty[path]
-            path.flush()
 
     def call_soon(self, work: Callable[[], None]) -> None:
         """Call a function once, after the other ready descriptors."""
@@ -108,7 +87,7 @@ class EventLoop:
             timeout = 0.0 if self._soon else max(0.0, min(due + period - time.monotonic(), period))
             ready = self._poll.poll(timeout)
             try:
-                with self.locked():
+                with self.lock:
                     due = self._dispatch(ready, due, period)
             except Exception as error:
                 _log.exception("rails: internal error")
@@ -123,7 +102,9 @@ class EventLoop:
             if number == self._wake:
                 os.eventfd_read(self._wake)
             elif (on_ready := self._callbacks.get(number)) is not None:
-                on_ready(bool(mask & _READ), bool(mask & _WRITE))
+                mask &= self._masks[number] | _CLOSED  # another callback may have changed it since the poll
+                if mask:
+                    on_ready(bool(mask & _READ), bool(mask & _WRITE))
         now = time.monotonic()
         if now < due + period:
             return due

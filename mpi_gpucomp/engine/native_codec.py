@@ -1,0 +1,98 @@
+"""Codecs of this project's kernels as the core runs them: recordings for every length of chunk that occurs."""
+
+from __future__ import annotations
+
+from ctypes import c_double, c_int64
+from threading import Lock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from mpi_gpucomp.codec import OPS, recording
+from mpi_gpucomp.codec.raw import REDUCE_TILE
+from mpi_gpucomp.core.library import core
+from mpi_gpucomp.device import library
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterable
+
+    from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.device import DType
+
+__all__ = ["NativeCodec", "native_codec"]
+
+ENCODE, DECODE = 0, 1
+
+
+class NativeCodec:
+    """A codec for one element type."""
+
+    def __init__(self, codec: Codec, dtype: DType) -> None:
+        """Start without recordings."""
+        self._codec, self._dtype = codec, dtype
+        self.is_native = recording.is_recordable(codec) and dtype.name in codec.dtypes
+        """Whether the core can run it; otherwise Python is called for every chunk."""
+        self._recorded: set[tuple[str, int]] = set()
+        self._lock = Lock()
+        reduce = None if dtype.kind == "b" else library.kernel_address(f"reduce_{dtype.suffix}")
+        chooses = self.is_native and codec.name == "auto"
+        self.handle = core().gc_codec_new(codec.wire_id, dtype.code, dtype.itemsize, reduce, REDUCE_TILE, chooses)
+        for wire_id in recording.accepted_ids(codec) if self.is_native else ():
+            core().gc_codec_accept(self.handle, wire_id)
+
+    def record(self, counts: Iterable[int], op: str) -> None:
+        """Record the encoding and decoding of chunks of these lengths; chunks of other lengths are left to Python."""
+        if not self.is_native or self._codec.name == "none":
+            return
+        with self._lock:
+            for count in counts:
+                for reduction in {"replace", op}:
+                    if count and (reduction, count) not in self._recorded:
+                        self._recorded.add((reduction, count))
+                        self._record(count, reduction, encode=reduction == "replace")
+
+    def _record(self, count: int, op: str, *, encode: bool) -> None:
+        for codec in recording.recorded_codecs(self._codec, self._dtype):
+            self._add(DECODE, codec.wire_id, OPS[op], count, recording.record_decoding(codec, count, self._dtype, op))
+            if encode:
+                self._add(ENCODE, codec.wire_id, 0, count, recording.record_encoding(codec, count, self._dtype))
+        if encode:
+            self._add_rule(count)
+
+    def _add(self, direction: int, wire_id: int, op: int, count: int, numbers: array[int] | None) -> None:
+        if numbers is not None:
+            values = (c_int64 * len(numbers)).from_buffer(numbers)
+            assert core().gc_codec_add(self.handle, direction, wire_id, op, count, values, len(numbers))
+
+    def _add_rule(self, count: int) -> None:
+        rule = recording.sampling_rule(self._codec, count, self._dtype)
+        if rule is None:
+            return
+        for codec in rule.candidates:
+            numbers = recording.record_encoding(codec, rule.sample_count, self._dtype)
+            self._add(ENCODE, codec.wire_id, 0, rule.sample_count, numbers)
+        number = len(rule.candidates)
+        costs = [cost for speed in rule.speeds for cost in speed]
+        core().gc_codec_add_chooser(
+            *(self.handle, count, rule.block, rule.blocks, rule.wire, rule.raw, rule.margin),
+            *(rule.chunks_per_sample, number),
+            (c_int64 * number)(*(codec.wire_id for codec in rule.candidates)),
+            (c_int64 * number)(*(rule.sample_count,) * number),
+            (c_double * (2 * number))(*costs),
+        )
+
+    def __del__(self) -> None:
+        """Free the recordings."""
+        if getattr(self, "handle", None):
+            core().gc_codec_free(self.handle)
+
+
+_codecs: WeakKeyDictionary[Codec, dict[str, NativeCodec]] = WeakKeyDictionary()
+
+
+def native_codec(codec: Codec, dtype: DType) -> NativeCodec:
+    """Return the core's codec for one of Python and an element type."""
+    by_type = _codecs.setdefault(codec, {})
+    if dtype.name not in by_type:
+        by_type[dtype.name] = NativeCodec(codec, dtype)
+    return by_type[dtype.name]
