@@ -130,7 +130,7 @@ def exchange(random: Random, ranks: int) -> Algorithm:
 
 def buffered_chain(random: Random) -> Algorithm:
     """Return a chain of three ranks whose last one takes what was forwarded last before the rest."""
-    count, three = random.randint(1, BUFFERED_CHUNKS), 3
+    count, three = random.choice((1, 7, BUFFERED_CHUNKS, BUFFERED_CHUNKS)), 3
     chunks = range(count)
     forwards = tuple(Step("rcs", None, o(n)) for n in chunks)
     receives = [Step("r", None, o(n)) for n in chunks]
@@ -187,7 +187,7 @@ def schedule(random: Random, ranks: int) -> Algorithm:
             found = routed(random, ranks)
         elif kind < 0.85 and ranks <= 3:
             found = exchange(random, ranks)
-        elif kind < 0.9 and ranks == 3:
+        elif kind < 0.93 and ranks == 3:
             found = buffered_chain(random)
         else:
             found = mutant(random, ranks)

@@ -121,7 +121,7 @@ using Random = std::mt19937_64;
 
 constexpr int32_t DONE = 1, FAILED = 2;
 constexpr int64_t WIRE_ID = 0x7E570001, DTYPE = 6, ITEM = 4;
-constexpr int64_t LONG = 20'000'000'000;  // ns: a rank that sleeps for as long has missed an event
+constexpr int64_t LONG = 20'000'000'000;  // ns: a rank that sleeps for as long has missed an event, or waits forever
 constexpr int64_t ANY_VALUE = INT64_MIN;
 constexpr int64_t RING = 256;
 
@@ -600,18 +600,17 @@ class Batch {
             const int64_t begun = now();
             const int32_t found = gc_run(rank.context, timeout, foreground, !foreground);
             std::lock_guard<std::recursive_mutex> guard(rank.engine);
-            if (!found && timeout == LONG && now() - begun >= LONG && !over_.load() && idle(rank))
-                die("rank " + std::to_string(rank.number) + " has slept through an event");
+            if (!found && timeout == LONG && now() - begun >= LONG && !over_.load()) on_silence(rank);
             busy = handle(rank);
         }
         --serving_;
     }
 
-    // Return true if all tasks of a rank that is asleep could run.
-    bool idle(Rank &rank) {
+    // A rank with a running task has slept for long: it has missed an event, or the ranks wait for each other.
+    void on_silence(Rank &rank) {
         for (const Running &one : rank.tasks)
-            if (one.state == RUNNING) return true;
-        return false;
+            if (one.state == RUNNING)
+                die(format("seed %ld: a rank has had no event:", cases_[0].seed) + describe(rank, one));
     }
 
     // Handle the events of a rank; return true if something has to be polled.

@@ -40,13 +40,20 @@ class Planted(NamedTuple):
     report: str
 
 
+STUCK = "has had no event|does not end"
 PLANTED = {
+    "too few slots": Planted("task.cpp", "+= DEPTH - AHEAD;", "+= 0;", "addresses", STUCK),
+    "no slot for a receive": Planted(
+        "task.cpp",
+        "lane.wants_slot = lane.arriving.empty();\n    return lane.wants_slot ?",
+        "return lane.arriving.empty() ?",
+        "addresses",
+        STUCK,
+    ),
     "early release": Planted(
         "task.cpp", "if (--slot->holders) return;", "--slot->holders;", "addresses", "AddressSanitizer|core_driver"
     ),
-    "no wake-up": Planted(
-        "context.cpp", "if (sleeping_.load() && write", "if (false && write", "addresses", "slept through|does not end"
-    ),
+    "no wake-up": Planted("context.cpp", "if (sleeping_.load() && write", "if (false && write", "addresses", STUCK),
     "no lock": Planted(
         "loopback_wire.cpp",
         "std::lock_guard<std::mutex> guard(network_.lock_);\n    if (transfer->state == Transfer::PENDING)",
@@ -54,9 +61,7 @@ PLANTED = {
         "threads",
         "data race",
     ),
-    "no order of ops": Planted(
-        "task.cpp", "free = state == Op::DONE || !op->conflicts(before);", "", "threads", "data race|is .*, not"
-    ),
+    "no order of ops": Planted("task.cpp", "!op->conflicts(before)", "true", "threads", "data race|is .*, not"),
 }
 
 
