@@ -104,7 +104,9 @@ def drive(driver: Path, first: int, count: int, patience: int = PATIENCE) -> sub
     )
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize(
+    "sanitizer", [name if name == "addresses" else pytest.param(name, marks=pytest.mark.slow) for name in SANITIZERS]
+)
 def test_the_core_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     done = drive(build(tmp_path, sanitizer), 0, BATCHES)
     assert (done.returncode, done.stderr[:6000]) == (0, "")

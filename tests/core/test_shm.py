@@ -21,15 +21,17 @@ BUILDS = {
 KINDS = [
     ("shipped", "processes"),
     ("shipped", "threads"),
-    ("addresses", "processes"),
-    ("addresses", "threads"),
+    pytest.param("addresses", "processes", marks=pytest.mark.slow),
+    pytest.param("addresses", "threads", marks=pytest.mark.slow),
     # The sanitizer of threads does not see other processes.
-    ("threads", "threads"),
+    pytest.param("threads", "threads", marks=pytest.mark.slow),
 ]
 SECONDS = 150
 
 of_both_kinds = pytest.mark.parametrize(("program", "kind"), KINDS, indirect=["program"])
-of_processes = pytest.mark.parametrize("program", ["shipped", "addresses"], indirect=True)
+of_processes = pytest.mark.parametrize(
+    "program", ["shipped", pytest.param("addresses", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(scope="module")

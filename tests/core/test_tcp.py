@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 from tcp_programs import HERE, SANITIZERS, TCP, compile_to
 
 
@@ -18,6 +19,7 @@ def test_links_whose_paths_break_at_any_step(tmp_path: Path) -> None:
     run(compile_to(tmp_path / "program", [HERE / "test_tcp_link.cpp", *TCP[:3]], SANITIZERS), "0", "2000")
 
 
+@pytest.mark.slow
 def test_control_in_another_thread(tmp_path: Path) -> None:
     sources = [HERE / "test_tcp_wire.cpp", *TCP]
     run(compile_to(tmp_path / "program", sources, ["-fsanitize=thread"]), "threads")
