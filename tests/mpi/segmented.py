@@ -35,7 +35,7 @@ _make, core().gc_mpi_wire = core().gc_mpi_wire, made
 runtime.processor_name = lambda: f"node{MPI.COMM_WORLD.rank}"  # type: ignore[assignment]
 mpi.MAX_SEGMENTS, config.MIN_SEGMENT_BYTES = 64, 2 * 64 + 1
 mpi.SLOW = math.inf
-os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = str(SEGMENT_BYTES)
+os.environ |= {"MPI_GPUCOMP_WIRE": "mpi", "MPI_GPUCOMP_SEGMENT_BYTES": str(SEGMENT_BYTES)}
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(__file__).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -66,7 +66,7 @@ runtime.processor_name = lambda: str(rank)
 if rank == 1:
     os.environ["MPI_GPUCOMP_SEGMENT_BYTES"] = "much"
 try:
-    Communicator(MPI.COMM_WORLD)
+    Communicator(MPI.COMM_WORLD, wire="mpi")
 except ValueError as error:
     print(error)
 """

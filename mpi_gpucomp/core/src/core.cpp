@@ -98,6 +98,14 @@ API void gc_codec_add_chooser(Codec *codec, int64_t count, int64_t block, int64_
     codec->add_chooser(count, std::move(chooser));
 }
 
+API int64_t gc_codec_encode(Codec *codec, int64_t source, int64_t count, int64_t frame, int64_t sequence, int64_t raw) {
+    return codec->encode((const void *)source, count, (uint8_t *)frame, sequence, raw, false);
+}
+API int64_t gc_codec_decode(Codec *codec, int64_t frame, int64_t nbytes, int64_t target, int64_t count, int64_t op,
+                            int64_t sequence) {
+    return codec->decode((const uint8_t *)frame, nbytes, (void *)target, count, op, sequence, false, false);
+}
+
 // Wires
 
 API LoopbackNetwork *gc_loopback_new(int32_t size, int64_t eager, int32_t delay, uint64_t seed) {
@@ -109,6 +117,7 @@ API void gc_loopback_set_rate(LoopbackNetwork *network, int32_t sender, int32_t 
 }
 API void gc_loopback_lose(LoopbackNetwork *network, int32_t rank) { network->lose(rank); }
 API int64_t gc_loopback_left(LoopbackNetwork *network) { return network->left(); }
+API void gc_loopback_free(LoopbackNetwork *network) { delete network; }
 
 API Wire *gc_faulty_wire(Wire *inner) { return new FaultyWire(inner); }
 API void gc_faulty_damage(Wire *wire, int64_t at, int32_t how, uint64_t seed) {
