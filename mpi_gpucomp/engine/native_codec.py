@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import c_double, c_int64
 from threading import Lock
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from mpi_gpucomp.codec import OPS, recording
 from mpi_gpucomp.codec.raw import REDUCE_TILE
@@ -29,7 +29,7 @@ class NativeCodec:
 
     def __init__(self, codec: Codec, dtype: DType) -> None:
         """Start without recordings."""
-        self._codec, self._dtype = codec, dtype
+        self._codec_ref, self._dtype = ref(codec), dtype  # a strong one would keep both alive for good
         self.is_native = recording.is_recordable(codec) and dtype.name in codec.dtypes
         """Whether the core can run it; otherwise Python is called for every chunk."""
         self._recorded: set[tuple[str, int]] = set()
@@ -39,6 +39,12 @@ class NativeCodec:
         self.handle = core().gc_codec_new(codec.wire_id, dtype.code, dtype.itemsize, reduce, REDUCE_TILE, chooses)
         for wire_id in recording.accepted_ids(codec) if self.is_native else ():
             core().gc_codec_accept(self.handle, wire_id)
+
+    @property
+    def _codec(self) -> Codec:
+        codec = self._codec_ref()
+        assert codec is not None, "its user has it"
+        return codec
 
     def record(self, counts: Iterable[int], op: str) -> None:
         """Record the encoding and decoding of chunks of these lengths; chunks of other lengths are left to Python."""
