@@ -59,8 +59,9 @@ def lower_case(ledger: Ledger, comm: Communicator) -> None:
     for count in (3, LARGE):
         ledger.same("wait", comm.Iallreduce(MPI.IN_PLACE, ranks(count), codec="split").wait(), None)
         request = comm.Iallreduce(MPI.IN_PLACE, ranks(count), codec="split")
-        while (answer := request.test()) != (True, None):
-            ledger.same("test", answer, (False, None))
+        while (answer := request.test()) == (False, None):
+            time.sleep(0)
+        ledger.same("test", answer, (True, None))  # counted once: how often it is asked depends on the machine
     sums, in_flight = mixed(comm)
     ledger.same("waitall", Request.waitall(in_flight), [None] * len(in_flight))
     ledger.check(summed(sums), "what waitall has waited for")
