@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.errors import GpucompError
 
-__all__ = ["SEGMENT_BYTES", "MpiComms", "MpiWire", "dead_ranks", "lost", "means_death", "revoke"]
+__all__ = ["SEGMENT_BYTES", "MpiComms", "MpiWire", "dead_ranks", "drive_mpi", "lost", "means_death", "revoke"]
 
 SEGMENT_BYTES = (1 << 16) - 256
 """Default bytes of a segment: with its header, the largest message that Open MPI sends eagerly over TCP."""
@@ -149,6 +149,11 @@ class MpiComms:
             self.segments.Free()
         self.messages.Free()
         self._control.Free()
+
+
+def drive_mpi(wire: Wire) -> None:
+    """Let waits of a wire that is not MPI's progress MPI too: peers may be blocked in it for what this rank sent."""
+    core().gc_context_drive_mpi(wire.handle, ctypes.byref(_library()[0]), _handle(MPI.COMM_SELF))
 
 
 def revoke(*comms: MPI.Intracomm) -> None:

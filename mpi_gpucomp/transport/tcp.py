@@ -14,7 +14,7 @@ from mpi_gpucomp.core.library import core
 from mpi_gpucomp.core.wire import Wire
 from mpi_gpucomp.errors import RankFailedError
 from mpi_gpucomp.transport.bootstrap import MpiBootstrap
-from mpi_gpucomp.transport.mpi import MpiComms, lost, revoke
+from mpi_gpucomp.transport.mpi import MpiComms, drive_mpi, lost, revoke
 from mpi_gpucomp.transport.rails.connections import TcpConnections
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class TcpWire(Wire):
             largest = min(largest, self._comms.largest_tag)
             wire = core().gc_mux_wire(self._comms.wire, wire, (ctypes.c_int32 * len(near))(*near), len(near))
         super().__init__(wire, comm.rank, comm.size, largest)
+        drive_mpi(self)
 
     def relays(self, bytes_per_second: float) -> bool:
         """Return True: bytes are forwarded as they arrive."""

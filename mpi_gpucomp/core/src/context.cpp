@@ -17,6 +17,7 @@ constexpr int64_t QUICK = 400'000;        // ns between progress below which the
 constexpr int64_t FIRST_LIMIT = 300'000;  // ns after which a task that has never waited longer is stalled
 constexpr int64_t STICKINESS = 5;         // multiple of its longest wait so far, for one that has progressed
 constexpr int64_t MAX_LIMIT = 100'000'000;
+constexpr int64_t OFTEN = 500'000, SELDOM = 5'000'000;  // ns between calls of `progress_elsewhere`
 constexpr int HEAD_TRIES = 5;             // polls of the first task in each step; the others get one
 
 }  // namespace
@@ -71,7 +72,15 @@ int Context::run(int64_t timeout, bool foreground, bool until_moved) {
             guard.lock();
             continue;
         }
-        if (!stepped) sleep(deadline - time, guard);
+        if (stepped) continue;
+        if (progress_elsewhere && until_elsewhere(time) <= 0) {
+            elsewhere_ = time;
+            guard.unlock();
+            progress_elsewhere();
+            guard.lock();
+            continue;
+        }
+        sleep(deadline - time, guard);
     }
     interrupted_.store(false);
     led_ = false;
@@ -137,6 +146,11 @@ void Context::check_stalls() {
     }
 }
 
+// The time until `progress_elsewhere` is due: later and later while nothing moves.
+int64_t Context::until_elsewhere(int64_t time) const {
+    return elsewhere_ + std::min(SELDOM, std::max(OFTEN, (time - progressed_) / 8)) - time;
+}
+
 void Context::sleep(int64_t timeout, std::unique_lock<std::recursive_mutex> &guard) {
     const int descriptor = wire.fd();
     if (descriptor < 0) {
@@ -146,6 +160,7 @@ void Context::sleep(int64_t timeout, std::unique_lock<std::recursive_mutex> &gua
     }
     const int64_t within = wire.poll_within();
     if (within >= 0) timeout = std::min(timeout, within);
+    if (progress_elsewhere) timeout = std::min(timeout, std::max<int64_t>(0, until_elsewhere(now())));
     if (preempting) timeout = std::min(timeout, FIRST_LIMIT / 2);
     for (const Task *task : running)
         if (task->waits_for_slot_since()) timeout = std::min(timeout, GROW_AFTER);

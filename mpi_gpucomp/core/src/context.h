@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -41,6 +42,9 @@ class Context {
     std::deque<std::pair<int, std::vector<uint8_t>>> control;
     int eager_polls = 4;          // polls without progress before the first sleep, on wires that must be polled
     bool preempting = false;      // report stalled tasks
+    // Called now and then by a thread that has to wait: what a peer may be waiting for although this wire does not
+    // carry it. MPI sends the rest of a message only while its sender is in MPI.
+    std::function<void()> progress_elsewhere;
 
     // Move chunks until there is an event, the time is over, or (`until_moved`) anything has moved. `foreground` calls
     // take over from others. Return bits: 1 something moved, 2 there are events.
@@ -96,6 +100,7 @@ class Context {
   private:
     bool step();
     void sleep(int64_t timeout, std::unique_lock<std::recursive_mutex> &guard);
+    int64_t until_elsewhere(int64_t time) const;
     void check_stalls();
 
     std::deque<Event> events_;
@@ -104,7 +109,7 @@ class Context {
     std::atomic<bool> sleeping_{false}, notified_{false}, interrupted_{false};
     bool led_ = false, led_in_foreground_ = false, faulted_ = false;
     std::atomic<int> wanted_{0}, completions_{0};
-    int64_t nap_ = 0, progressed_ = 0;
+    int64_t nap_ = 0, progressed_ = 0, elsewhere_ = 0;
     int idle_polls_ = 0;
 };
 

@@ -152,6 +152,9 @@ API void gc_wire_free(Wire *wire) { delete wire; }
 // Contexts
 
 API Context *gc_context_new(Wire *wire) { return new Context(*wire); }
+API void gc_context_drive_mpi(Context *context, const MpiLibrary *library, uint64_t comm) {
+    context->progress_elsewhere = [known = *library, comm] { drive_mpi(known, comm); };
+}
 API void gc_context_free(Context *context) { delete context; }
 API void gc_context_close(Context *context) { context->shut(); }
 API int32_t gc_run(Context *context, int64_t timeout, int32_t foreground, int32_t until_moved) {

@@ -27,6 +27,12 @@ using Imrecv = int (*)(void *, int, uintptr_t, void *, void *);
 
 }  // namespace
 
+void drive_mpi(const MpiLibrary &library, uintptr_t comm) {
+    alignas(16) uint8_t status[STATUS_BYTES];
+    int found = 0;
+    ((Iprobe)library.iprobe)((int)library.any_source, (int)library.any_tag, comm, &found, status);
+}
+
 struct MpiWire::Request {
     uint64_t handle = 0;  // pointers (Open MPI) and integers (MPICH) both fit
     bool active = false;

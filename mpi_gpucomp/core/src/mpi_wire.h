@@ -30,6 +30,9 @@ struct MpiLibrary {
     int64_t any_source, any_tag, status_bytes, source_offset, tag_offset, undefined;
 };
 
+// Lets the library progress what it has buffered: a probe of `comm`, which finds nothing.
+void drive_mpi(const MpiLibrary &library, uintptr_t comm);
+
 // How long messages to remote peers are cut.
 struct Segmentation {
     int64_t segment_bytes;  // 0: not at all
