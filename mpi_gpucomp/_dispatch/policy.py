@@ -19,6 +19,7 @@ from mpi_gpucomp.schedule.cost import default_chunk_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES, Algorithm
 from mpi_gpucomp.schedule.library import ScheduleLibrary
 from mpi_gpucomp.schedule.verify import checked
+from mpi_gpucomp.transport.selection import MPI_WIRE
 
 if TYPE_CHECKING:
     from mpi_gpucomp._call.calls import Call
@@ -26,14 +27,18 @@ if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.runtime import Nodes
     from mpi_gpucomp._tuning.tuner import Tuner
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.core.wire import Wire
 
 __all__ = ["Policy"]
+
+SINGLE_CHUNK = 1 << 19
+"""Bytes up to which the engine gains nothing over the MPI library without a codec, if it has a faster wire."""
 
 
 class Policy:
     """Plans the calls of one communicator, from what all ranks know, so that all make the same plan."""
 
-    def __init__(self, rank: int, nodes: Nodes, wire: str, settings: Settings, tuner: Tuner) -> None:
+    def __init__(self, rank: int, nodes: Nodes, wire: Wire, settings: Settings, tuner: Tuner) -> None:
         """Plan for one rank of those on `nodes`, whose engine uses this wire."""
         self._rank, self._nodes, self._settings, self._tuner = rank, nodes, settings, tuner
         self._size = sum(map(len, nodes))
@@ -124,7 +129,8 @@ class Policy:
     # What rules share
 
     def _passthrough_limit(self, call: Call, codec: Codec) -> int:
-        limit, chunk = self._settings.passthrough_bytes, self._settings.chunk or DEFAULT_CHUNK
+        limit, on_mpi = self._settings.passthrough_bytes, self._wire.kind == MPI_WIRE
+        chunk = self._settings.chunk or (DEFAULT_CHUNK if on_mpi else SINGLE_CHUNK)
         if codec.name == "auto" and self._tuner.is_calibrated(call.collective):
             return limit
         # Without a codec that was asked for, a single chunk gains nothing from a schedule.
@@ -134,7 +140,7 @@ class Policy:
         if isinstance(codec, Auto):
             codec = self._tuner.codec
         chunk = call.options.get("chunk") or self._settings.chunk or self._default_chunk(call, codec)
-        return Plan(Route.ENGINE, why, codec, self._schedule(call, algorithm), chunk, wire=self._wire)
+        return Plan(Route.ENGINE, why, codec, self._schedule(call, algorithm), chunk, wire=self._wire.title)
 
     def _codec(self, call: Call) -> Codec:
         """Return the codec of a call; the communicator's falls back to none for types that it does not support."""
