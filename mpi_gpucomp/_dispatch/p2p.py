@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.envelopes import Envelope, EnvelopeChannel
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.device import Buffer
-    from mpi_gpucomp.engine.layout import Blocks
+    from mpi_gpucomp.engine.program import Blocks
 
     Ready = Callable[[], bool]
     Steps = Generator[Ready, None, None]

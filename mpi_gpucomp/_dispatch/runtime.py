@@ -22,7 +22,7 @@ from mpi_gpucomp.device import order_after
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.layout import Layout
+from mpi_gpucomp.engine.program import Layout
 from mpi_gpucomp.engine.progress import ProgressDriver
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import CollectiveTask

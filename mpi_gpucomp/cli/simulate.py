@@ -20,7 +20,7 @@ from mpi_gpucomp.cli.options import (
 from mpi_gpucomp.cli.output import Progress, milliseconds, table
 from mpi_gpucomp.errors import DeviceError, SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE
-from mpi_gpucomp.schedule.library import ScheduleLibrary
+from mpi_gpucomp.schedule.msccl_xml import ScheduleLibrary
 from mpi_gpucomp.schedule.simulate import simulate
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from mpi_gpucomp.cli.output import CLEAR, milliseconds, table
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE, build
 from mpi_gpucomp.schedule.ir import COLLECTIVES
-from mpi_gpucomp.schedule.library import add_schedule
-from mpi_gpucomp.schedule.msccl_xml import XmlHeader, write
+from mpi_gpucomp.schedule.msccl_xml import XmlHeader, add_schedule, write
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.sketch import default_sketch, read_sketch
 from mpi_gpucomp.schedule.synth import synthesise
