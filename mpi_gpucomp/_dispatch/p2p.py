@@ -41,7 +41,7 @@ from mpi_gpucomp.device import order_after
 from mpi_gpucomp.device.base import dtype_of_code
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.errors import BufferSpecError, FrameError, PeerError
-from mpi_gpucomp.monitor.nvtx import gpu_range
+from mpi_gpucomp.monitor.recorder import gpu_range
 from mpi_gpucomp.request import NativeRequest, Request
 from mpi_gpucomp.trace import DECODE, ENCODE, NO_CALL_TRACE, NO_TRACE
 

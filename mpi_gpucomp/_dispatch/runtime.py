@@ -29,8 +29,8 @@ from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import RankFailedError, SpecError
 from mpi_gpucomp.monitor import settings as monitor_settings
 from mpi_gpucomp.monitor.detector import attach, ignore_messages
-from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.monitor.process_monitor import process_monitor
+from mpi_gpucomp.monitor.recorder import gpu_range
 from mpi_gpucomp.request import Request
 from mpi_gpucomp.transport.bootstrap import MpiBootstrap
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
