@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.cli.options import Command, add_options, parse_seconds
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import Command, add_options, parse_seconds, table
 from mpi_gpucomp.monitor import exporters
 from mpi_gpucomp.monitor.exporters import CsvFile, chrome_trace, rows
 from mpi_gpucomp.monitor.flight import blame, read

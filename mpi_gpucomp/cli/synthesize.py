@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp._tuning.model import default_algorithm
-from mpi_gpucomp.cli.options import (
+from mpi_gpucomp.cli.command import (
+    CLEAR,
     Command,
     add_collective,
     add_options,
@@ -18,9 +19,10 @@ from mpi_gpucomp.cli.options import (
     find_codec_cost,
     find_topology,
     format_size,
+    milliseconds,
     parse_seconds,
+    table,
 )
-from mpi_gpucomp.cli.output import CLEAR, milliseconds, table
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE, build
 from mpi_gpucomp.schedule.ir import COLLECTIVES
