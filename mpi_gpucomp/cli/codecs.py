@@ -46,7 +46,6 @@ __all__ = [
     "largest_error",
     "random_weights",
     "read_sample",
-    "why_not",
 ]
 
 ALSO_MEASURED = ("mpc", "zfp:rate=16", "cast:f32")
@@ -138,7 +137,7 @@ def _probe(codec: Codec, device: Device | DeviceError) -> Support:
     try:
         _encode(codec, device)
     except GpucompError as error:
-        return why_not(error)
+        return _why_not(error)
     except Exception as error:  # a defect of one codec, or of its library, must not hide the other codecs
         return Support("fails", f"{type(error).__name__}: {error}".partition("\n")[0])
     return Support("yes")
@@ -345,7 +344,7 @@ class Support(NamedTuple):
     remedy: str = ""
 
 
-def why_not(error: GpucompError) -> Support:
+def _why_not(error: GpucompError) -> Support:
     """Return what is missing according to an error, in a few words."""
     if error.topic in ("host library", f"environment variable {config.HOST_LIBRARY.variable}"):
         return Support("needs the host library", error.remedy)
@@ -432,7 +431,7 @@ class Bench:
                 self._check(codec, room, found)
                 self._time(codec, room, found, seconds)
         except (BufferSpecError, DeviceError) as error:
-            found.unavailable = ". ".join(filter(None, why_not(error)))
+            found.unavailable = ". ".join(filter(None, _why_not(error)))
         except DecodeError as error:
             found.wrong = f"cannot decode its own output: {error.got}"
         return found

@@ -1,4 +1,7 @@
-"""The report: alarms, where time went, a heat map of links and a timeline, in one HTML file without dependencies."""
+"""The report: alarms, where time went, a heat map of links and a timeline, in one HTML file without dependencies.
+
+Its style sheet and the script of the timeline are at the end.
+"""
 
 from __future__ import annotations
 

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     Messages = Sequence[Sequence["TimedHop"]]
 
 __all__ = [
-    "CHANNELS_EACH",
-    "MAX_HOPS",
-    "MAX_JOINED",
     "TimedHop",
     "add_copies",
     "add_reductions",
