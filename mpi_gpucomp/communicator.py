@@ -6,8 +6,9 @@ the MPI library on a duplicate of the communicator. All ranks come to the same p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -22,8 +23,8 @@ from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.engine.deadlock import LOW_BITS
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.request import PersistentRequest, Request
-from mpi_gpucomp.stats import RailStats, Stats, rails_of, stats_of
 from mpi_gpucomp.transport.rails import Rails, resolve_rails
+from mpi_gpucomp.transport.tcp import TcpWire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,9 +34,13 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp._call.calls import CallOptions
     from mpi_gpucomp._dispatch.plan import Plan
+    from mpi_gpucomp._dispatch.runtime import Runtime
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.monitor.process_monitor import Alarm
+    from mpi_gpucomp.monitor.trace_buffer import LinkState
+    from mpi_gpucomp.transport.rails.connections import Copies, Failover
 
-__all__ = ["Communicator"]
+__all__ = ["Communicator", "RailStats", "Stats"]
 
 _Array, _Op = np.ndarray, MPI.Op
 BCAST_SALT, ALLREDUCE_SALT = method_salt("Bcast"), method_salt("Allreduce")
@@ -215,11 +220,11 @@ class Communicator:
 
     def stats(self) -> Stats:
         """Return what the engine has sent and received so far."""
-        return stats_of(self._runtime)
+        return _stats_of(self._runtime)
 
     def rail_stats(self) -> RailStats | None:
         """Return the state of the rails; None without rails."""
-        return rails_of(self._runtime)
+        return _rails_of(self._runtime)
 
     def codec_for(self, role: str | None = None) -> Codec | None:
         """Return the codec of a role, None if it has none; without a role, the default codec."""
@@ -469,3 +474,67 @@ class Communicator:
     ) -> None:
         """Send a message and receive another, in either order."""
         self._p2p.exchange((sendbuf, dest, sendtag), (recvbuf, source, recvtag), status, codec, chunk)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What this rank has sent and received through the engine; passed-through calls are not counted."""
+
+    bytes_sent: int
+    bytes_received: int
+    wire: str = ""
+    """What carries the messages of the engine: mpi, tcp, tcp+mpi (between and within hosts) or rails; and why."""
+    # Known only with the monitor; peers are ranks of MPI.COMM_WORLD.
+    links: tuple[LinkState, ...] = ()
+    """The state of the link to each peer."""
+    raw_bytes: int = 0
+    encoded_bytes: int = 0
+    """Bytes before and after encoding."""
+    calls_started: int = 0
+    calls_ended: int = 0
+    alarms: tuple[Alarm, ...] = ()
+    """Alarms that this rank knows of."""
+
+    @property
+    def ratio(self) -> float:
+        """Return the compression ratio of everything that was encoded."""
+        return self.raw_bytes / self.encoded_bytes if self.encoded_bytes else 1.0
+
+
+class RailStats(NamedTuple):
+    """Statistics of this rank's rails."""
+
+    copies: Copies
+    """Copies of messages within this rank; long messages are not copied."""
+    failovers: list[Failover]
+    """Paths that were lost, and the cost of each failover."""
+    down: list[tuple[int, str]]
+    """Peers and devices whose path is down, or up but not in use again yet."""
+
+
+def _stats_of(runtime: Runtime) -> Stats:
+    """Return the statistics of the wire, and of the monitor if there is one."""
+    wire, monitor = runtime.wire, runtime.monitor
+    if monitor is None:
+        return Stats(wire.bytes_sent, wire.bytes_received, wire.title)
+    trace = monitor.trace
+    trace.recorder.collect()
+    return Stats(
+        wire.bytes_sent,
+        wire.bytes_received,
+        wire.title,
+        tuple(monitor.process.links(trace)),
+        trace.counters.raw_bytes,
+        trace.counters.encoded_bytes,
+        trace.begun,
+        trace.ended,
+        tuple(monitor.process.alarms.all),
+    )
+
+
+def _rails_of(runtime: Runtime) -> RailStats | None:
+    """Return the statistics of the rails, if there are any."""
+    wire = runtime.wire
+    if not isinstance(wire, TcpWire):
+        return None
+    return RailStats(wire.copies, wire.failovers(), wire.down())

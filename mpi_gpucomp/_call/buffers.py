@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp.device import DTYPES, Buffer, DType, as_buffer, dtype_of_name
 from mpi_gpucomp.device.buffer import type_name
-from mpi_gpucomp.engine.layout import Blocks
+from mpi_gpucomp.engine.program import Blocks
 from mpi_gpucomp.errors import BufferSpecError
 
 __all__ = ["UnsupportedError", "is_aligned", "read_blocks", "read_vector"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from mpi4py import MPI
 
 from mpi_gpucomp._call.buffers import UnsupportedError, read_blocks, read_vector
-from mpi_gpucomp.engine.layout import Blocks
+from mpi_gpucomp.engine.program import Blocks
 from mpi_gpucomp.errors import BufferSpecError, SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpi_gpucomp._call.buffers import is_aligned
 from mpi_gpucomp.device import DTYPES, Buffer, get_device, order_after
 from mpi_gpucomp.device.pack import gather, scatter
-from mpi_gpucomp.engine.layout import Blocks
+from mpi_gpucomp.engine.program import Blocks
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
 
 if TYPE_CHECKING:

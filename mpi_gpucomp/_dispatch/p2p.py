@@ -41,7 +41,7 @@ from mpi_gpucomp.device import order_after
 from mpi_gpucomp.device.base import dtype_of_code
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.errors import BufferSpecError, FrameError, PeerError
-from mpi_gpucomp.monitor.nvtx import gpu_range
+from mpi_gpucomp.monitor.recorder import gpu_range
 from mpi_gpucomp.request import NativeRequest, Request
 from mpi_gpucomp.trace import DECODE, ENCODE, NO_CALL_TRACE, NO_TRACE
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.envelopes import Envelope, EnvelopeChannel
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.device import Buffer
-    from mpi_gpucomp.engine.layout import Blocks
+    from mpi_gpucomp.engine.program import Blocks
 
     Ready = Callable[[], bool]
     Steps = Generator[Ready, None, None]

@@ -17,7 +17,7 @@ from mpi_gpucomp.schedule import msccl_xml
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.schedule.cost import default_chunk_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES, Algorithm
-from mpi_gpucomp.schedule.library import ScheduleLibrary
+from mpi_gpucomp.schedule.msccl_xml import ScheduleLibrary
 from mpi_gpucomp.schedule.verify import checked
 from mpi_gpucomp.transport.selection import MPI_WIRE
 

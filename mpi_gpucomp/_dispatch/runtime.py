@@ -1,52 +1,65 @@
-"""The runtime of a communicator: what its calls run on, and the execution of plans."""
+"""The runtime of a communicator: what its calls run on, the execution of plans, its named collectives, and its end.
+
+At interpreter exit no rank is left waiting for one that exits, and no thread calls MPI after MPI_Finalize.
+"""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
 import weakref
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import config
+from mpi_gpucomp._call.calls import check_options, find_method
 from mpi_gpucomp._call.staging import PackedBuffers, device_of, mpi4py_accepts
-from mpi_gpucomp._dispatch.atexit import OPEN
 from mpi_gpucomp._dispatch.passthrough import Passthrough
 from mpi_gpucomp._dispatch.plan import Route
-from mpi_gpucomp._dispatch.registry import NameRegistry
 from mpi_gpucomp.device import order_after
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.layout import Layout
+from mpi_gpucomp.engine.program import Layout
 from mpi_gpucomp.engine.progress import ProgressDriver
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import RankFailedError, SpecError
 from mpi_gpucomp.monitor import settings as monitor_settings
 from mpi_gpucomp.monitor.detector import attach, ignore_messages
-from mpi_gpucomp.monitor.nvtx import gpu_range
 from mpi_gpucomp.monitor.process_monitor import process_monitor
+from mpi_gpucomp.monitor.recorder import gpu_range
 from mpi_gpucomp.request import Request
 from mpi_gpucomp.transport.bootstrap import MpiBootstrap
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
-from mpi_gpucomp.transport.mpi import SEGMENT_BYTES, MpiWire
+from mpi_gpucomp.transport.mpi import SEGMENT_BYTES, MpiWire, dead_ranks
 from mpi_gpucomp.transport.rails import Rails
 from mpi_gpucomp.transport.selection import MPI_WIRE, TCP_WIRE, WireSelection, select_wire
 from mpi_gpucomp.transport.tcp import TcpWire
 
 if TYPE_CHECKING:
-    from mpi_gpucomp._call.calls import Call
+    from collections.abc import Callable
+
+    from mpi_gpucomp._call.calls import Call, CallOptions
     from mpi_gpucomp._dispatch.plan import Lifetime, Plan, Settings
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.device import Device
     from mpi_gpucomp.monitor.detector import AnomalyDetector
 
 __all__ = [
+    "NameRegistry",
+    "NamedCollective",
     "Nodes",
     "Runtime",
     "agree_segment_bytes",
@@ -56,6 +69,17 @@ __all__ = [
     "processor_name",
     "world_ranks",
 ]
+
+MAX_COMPLETED = 1 << 16
+"""Completed names that are kept for `completed()`, which may never be called."""
+
+DRAIN_SECONDS = 10.0
+"""How long exit waits for collectives in flight that were never waited for."""
+FINALIZE_SECONDS = 3.0
+"""How long MPI_Finalize may take when ranks are dead."""
+
+_open: weakref.WeakSet[Runtime] = weakref.WeakSet()
+"""Runtimes that have not been closed."""
 
 
 def agree_segment_bytes(comm: MPI.Intracomm) -> int:
@@ -96,11 +120,11 @@ class Runtime:
         self.names = NameRegistry(comm.rank)
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
         weakref.finalize(self, self.driver.close).atexit = False
-        OPEN.add(self)
+        _open.add(self)
 
     def stop(self) -> None:
         """Stop the progress thread and the coders' streams."""
-        OPEN.discard(self)
+        _open.discard(self)
         self.driver.close()
         self.engine.observer.close()
         for coder in self._coders.values():
@@ -245,6 +269,108 @@ def nodes_of(comm: MPI.Intracomm) -> Nodes:
     for rank, mark in enumerate(marks.tolist()):
         found.setdefault(mark, []).append(rank)
     return tuple(map(tuple, found.values()))
+
+
+class NamedCollective(NamedTuple):
+    """mpi4py's method and the options of a named collective."""
+
+    method: str
+    options: CallOptions
+
+
+class NameRegistry:
+    """The named collectives of one communicator."""
+
+    def __init__(self, rank: int) -> None:
+        """Start empty, on this rank."""
+        self._rank = rank
+        self._registered: dict[str, NamedCollective] = {}
+        self._completed: deque[str] = deque(maxlen=MAX_COMPLETED)
+
+    def register(self, name: str, collective: str, options: CallOptions) -> None:
+        """Register a name for a collective and its options."""
+        method = find_method(f"register {name!r}", collective, self._rank)
+        if name in self._registered:
+            raise SpecError(
+                f"register {name!r}",
+                expected="a new name",
+                got="a name that is registered already",
+                remedy="Choose another name.",
+                rank=self._rank,
+            )
+        check_options(f"register {name!r}", options, self._rank)
+        self._registered[name] = NamedCollective(method, options)
+
+    def find(self, name: str) -> NamedCollective:
+        """Return the collective registered under a name."""
+        known = self._registered.get(name)
+        if known is None:
+            raise SpecError(
+                f"run {name!r}",
+                expected=f"a registered name: {', '.join(sorted(self._registered)) or 'there is none'}",
+                got=repr(name),
+                remedy="Call register(name, collective) first.",
+                rank=self._rank,
+            )
+        return known
+
+    def completed(self) -> list[str]:
+        """Return the names completed since the last call, in order."""
+        return [self._completed.popleft() for _ in range(len(self._completed))]
+
+    def completion_callback(self, name: str, options: CallOptions) -> Callable[[Job], None] | None:
+        """Return what a job calls when it has ended: it records the name, and calls the user's callbacks."""
+        callback, on_error = options.get("callback"), options.get("on_error")
+
+        def on_done(job: Job) -> None:
+            if name:
+                self._completed.append(name)
+            if job.error is not None and on_error is not None:
+                on_error(job.error)
+            elif callback is not None and job.error is None:
+                callback()
+
+        return on_done if name or callback or on_error else None
+
+
+def _exit_runtime(runtime: Runtime) -> None:
+    """Close a runtime, and abort the job if other ranks would wait for this one forever."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        until = time.monotonic() + DRAIN_SECONDS
+        runtime.driver.wait_until(lambda: runtime.engine.active_call is None or time.monotonic() > until)
+    runtime.driver.close()
+    in_flight = runtime.engine.active_call or (error and runtime.engine.aborted_call)
+    if in_flight:
+        why = f"with {type(error).__name__}" if error else "without waiting for it"
+        text = f"rank {runtime.rank} exits {why} during {in_flight}: aborting the job"
+        print(text, file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(1)
+    if error is not None:
+        runtime.engine.abort(error)
+    runtime.wire.abandon()
+
+
+@atexit.register
+def _on_exit() -> None:
+    """Stop the threads that call MPI: mpi4py finalizes MPI after these handlers."""
+    for runtime in list(_open):
+        if MPI.Is_finalized():
+            runtime.driver.close()
+        else:
+            _exit_runtime(runtime)
+    if MPI.Is_initialized() and not MPI.Is_finalized() and dead_ranks(MPI.COMM_WORLD):
+        _finalize_with_dead_ranks()
+
+
+def _finalize_with_dead_ranks() -> None:
+    """Finalize MPI, or exit the process if that takes too long: Open MPI may wait for dead ranks."""
+    status = int(getattr(sys, "last_value", None) is not None)
+    timer = threading.Timer(FINALIZE_SECONDS, os._exit, [status])
+    timer.daemon = True
+    timer.start()
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()  # unlike mpi4py's call this releases the GIL
+    timer.cancel()
 
 
 # Attaches the monitor to an engine, and measures by how much the ranks' clocks differ.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.cli.options import Command, add_collective, add_options, find_algorithm
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import Command, add_collective, add_options, find_algorithm, table
 from mpi_gpucomp.schedule.algorithms import TABLE, algorithms
 from mpi_gpucomp.schedule.cost import steps_and_bytes
 from mpi_gpucomp.schedule.msccl_xml import write

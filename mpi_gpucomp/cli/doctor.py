@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mpi_gpucomp import __version__, config
-from mpi_gpucomp.cli.options import Command, add_options, allgather_json
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import Command, add_options, allgather_json, table
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.library import host_library
 from mpi_gpucomp.errors import DeviceError, GpucompError, SpecError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_gpucomp.cli.options import Command, add_collective, add_options, format_size
+from mpi_gpucomp.cli.command import Command, add_collective, add_options, format_size
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 if TYPE_CHECKING:

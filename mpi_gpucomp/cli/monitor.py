@@ -9,14 +9,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpi_gpucomp.cli.options import Command, add_options, parse_seconds
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import Command, add_options, parse_seconds, table
 from mpi_gpucomp.monitor import exporters
-from mpi_gpucomp.monitor.blame import blame, read
-from mpi_gpucomp.monitor.chrome_trace import trace
-from mpi_gpucomp.monitor.exporters import CsvFile, rows
-from mpi_gpucomp.monitor.reader import is_alive, newest, rates
+from mpi_gpucomp.monitor.exporters import CsvFile, chrome_trace, rows
+from mpi_gpucomp.monitor.flight import blame, read
 from mpi_gpucomp.monitor.report import report
+from mpi_gpucomp.monitor.trace_buffer import is_alive, newest, rates
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -240,7 +238,7 @@ def _add_trace_arguments(parser: ArgumentParser) -> None:
 
 
 def _trace(args: Namespace) -> int:
-    found = trace(newest(args.directory))
+    found = chrome_trace(newest(args.directory))
     args.output.write_text(json.dumps(found, separators=(",", ":")), encoding="utf-8")
     print(f"{args.output}: {len(found['traceEvents'])} events, clocks {found['otherData']['clocks']}")
     return 0

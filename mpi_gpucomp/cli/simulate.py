@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp._tuning.model import CHUNK_SIZES, MIN_CODED_CHUNK
-from mpi_gpucomp.cli.options import (
+from mpi_gpucomp.cli.command import (
     Command,
+    Progress,
     add_collective,
     add_options,
     chunk_bytes,
@@ -16,11 +17,12 @@ from mpi_gpucomp.cli.options import (
     find_codec_cost,
     find_topology,
     format_size,
+    milliseconds,
+    table,
 )
-from mpi_gpucomp.cli.output import Progress, milliseconds, table
 from mpi_gpucomp.errors import DeviceError, SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE
-from mpi_gpucomp.schedule.library import ScheduleLibrary
+from mpi_gpucomp.schedule.msccl_xml import ScheduleLibrary
 from mpi_gpucomp.schedule.simulate import simulate
 
 if TYPE_CHECKING:

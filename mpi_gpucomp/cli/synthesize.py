@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp._tuning.model import default_algorithm
-from mpi_gpucomp.cli.options import (
+from mpi_gpucomp.cli.command import (
+    CLEAR,
     Command,
     add_collective,
     add_options,
@@ -18,14 +19,14 @@ from mpi_gpucomp.cli.options import (
     find_codec_cost,
     find_topology,
     format_size,
+    milliseconds,
     parse_seconds,
+    table,
 )
-from mpi_gpucomp.cli.output import CLEAR, milliseconds, table
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.algorithms import TABLE, build
 from mpi_gpucomp.schedule.ir import COLLECTIVES
-from mpi_gpucomp.schedule.library import add_schedule
-from mpi_gpucomp.schedule.msccl_xml import XmlHeader, write
+from mpi_gpucomp.schedule.msccl_xml import XmlHeader, add_schedule, write
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.sketch import default_sketch, read_sketch
 from mpi_gpucomp.schedule.synth import synthesise

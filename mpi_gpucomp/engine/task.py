@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.device import DType, Stream
     from mpi_gpucomp.engine.coder import Coder
-    from mpi_gpucomp.engine.layout import Blocks, Layout
+    from mpi_gpucomp.engine.program import Blocks, Layout
     from mpi_gpucomp.schedule.ir import Algorithm
 
     Ready = Callable[[], bool]

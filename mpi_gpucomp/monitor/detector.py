@@ -25,8 +25,7 @@ from mpi_gpucomp.monitor.diagnosis import (
     summarize,
 )
 from mpi_gpucomp.monitor.process_monitor import LOGGER
-from mpi_gpucomp.monitor.processor import CpuUsage
-from mpi_gpucomp.monitor.stalls import STALL_NS, StallDetector
+from mpi_gpucomp.monitor.processor import STALL_NS, CpuUsage, StallDetector
 from mpi_gpucomp.trace import SEND, Observer
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""CPU usage of this process: how long its threads waited for a processor, and whether it stalled without waiting.
+"""CPU usage of this process: how long its threads waited for a processor, and its stalls, in which it did neither.
 
 Linux counts for each thread how long it ran, and how long it was ready to run and had no processor. A process that was
 stopped, or was blocked in a device or a page fault, did neither: that tells a stall from a busy machine. All Python
 threads count, as each may wait for a lock that another holds. Linux also counts how often a thread went to sleep: more
 often than it called sleep if it was stopped, but not if a hypervisor paused the whole machine. The time that a
-hypervisor takes is counted too, though coarsely.
+hypervisor takes is counted too, though coarsely: a stall is held back for a moment until it is.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import os
 import threading
 from collections import deque
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 try:
     from resource import RUSAGE_THREAD, getrusage
 except ImportError:  # not Linux: there are no such counters
     getrusage = None  # type: ignore[assignment]
 
-from mpi_gpucomp.monitor.diagnosis import SUMMARY_NS
+from mpi_gpucomp.monitor.diagnosis import STALL, SUMMARY_NS, Diagnosis
 
-__all__ = ["FREQUENT", "CpuUsage", "ThreadCounters", "is_excused", "stolen_ticks"]
+if TYPE_CHECKING:
+    from mpi_gpucomp.monitor.process_monitor import ProcessMonitor
+    from mpi_gpucomp.trace import ObservedEngine
+
+__all__ = ["FREQUENT", "STALL_NS", "CpuUsage", "StallDetector", "ThreadCounters"]
 
 SAMPLES = 16
 FREQUENT = 5
@@ -34,6 +38,14 @@ MAX_BEFORE_NS = 1_500_000
 """How long a thread is taken to have run between its last note and a stall, at most."""
 OTHERS_NS = 8_000_000
 """Nanoseconds between notes of the other threads."""
+
+STALL_NS = 4_500_000
+"""The shortest stall that counts.
+
+A process that is stopped for 5 ms on a busy machine may stall for less: its threads need a processor to stop on.
+"""
+HELD_NS = 40_000_000
+"""Nanoseconds until Linux has counted the time that a hypervisor took from the machine."""
 
 
 class _Sample(NamedTuple):
@@ -98,7 +110,7 @@ class CpuUsage:
         # Noted before a sleep, and evaluated only after a gap.
         self._thread = self._noted_at = self._slept = self._others_at = 0
         self._own, self._others = b"", dict[int, bytes]()
-        self.stolen_ticks = stolen_ticks()
+        self.stolen_ticks = _stolen_ticks()
         """At the last sample; not read again on a machine whose hypervisor takes nothing."""
         self.pressure = False
         """Whether threads of the machine waited for processors most of the time, at the last sample."""
@@ -106,7 +118,7 @@ class CpuUsage:
 
     def sample(self) -> None:
         """Read the counters of all threads and of the machine."""
-        self.stolen_ticks = stolen_ticks() if self.stolen_ticks else 0
+        self.stolen_ticks = _stolen_ticks() if self.stolen_ticks else 0
         self.pressure = _pressure() > PRESSURE
         counters = {thread: counters.split() for thread, counters in self._threads.read().items()}
         delayed = {thread: int(words[1]) for thread, words in counters.items() if len(words) > 1}
@@ -154,12 +166,55 @@ class CpuUsage:
         return most / max(1, recent[-1].at - recent[0].at)
 
 
-def is_excused(length: int) -> bool:
+class _Stall(NamedTuple):
+    at: int
+    stolen_ticks: int
+    text: str
+
+
+class StallDetector:
+    """The stalls of one rank in one communicator."""
+
+    def __init__(self, engine: ObservedEngine, process: ProcessMonitor, processor: CpuUsage) -> None:
+        """Start without stalls."""
+        self._engine, self._process, self._processor = engine, process, processor
+        self._held: list[_Stall] = []
+
+    def __bool__(self) -> bool:
+        """Return True if a stall is held back."""
+        return bool(self._held)
+
+    def check(self, begin: int, now: int, naps: int) -> bool:
+        """Examine a gap between polls of a blocked caller; return True if stalls are too frequent to report singly."""
+        stalled = self._processor.stalled_ns(begin, now, naps)
+        if stalled < STALL_NS:
+            return False
+        if self._processor.add_stall(now, stalled):
+            return True
+        if _is_excused(stalled):
+            return False
+        who = f"rank {self._process.rank} ({self._process.host})"
+        where = "".join(f" in {wait.title}" for wait in self._engine.snapshot().waits)
+        text = f"stall: {who} did not run for {stalled / 1e6:.1f} ms{where}"
+        self._held.append(_Stall(now, self._processor.stolen_ticks, text))
+        return False
+
+    def flush(self, now: int) -> list[Diagnosis]:
+        """Return the stalls that were held back long enough, and in which the machine was not paused."""
+        ripe = [stall for stall in self._held if now - stall.at > HELD_NS]
+        if not ripe:
+            return []
+        self._held = [stall for stall in self._held if now - stall.at <= HELD_NS]
+        ticks = _stolen_ticks()
+        return [Diagnosis(STALL, (self._process.rank,), stall.text) for stall in ripe if stall.stolen_ticks == ticks]
+
+
+def _is_excused(length: int) -> bool:
     """Return True if a stall of this length does not count, because threads of the machine wait for processors."""
     return length <= MIN_STALL_NS and _pressure() > PRESSURE
 
 
-def stolen_ticks() -> int:
+def _stolen_ticks() -> int:
     """Return the time that a hypervisor has taken from this machine so far, in ticks of all processors."""
     try:
         with open("/proc/stat", "rb", buffering=0) as file:

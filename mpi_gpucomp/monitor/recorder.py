@@ -2,7 +2,7 @@
 
 A chunk is recorded when it completes, by one write into preallocated memory. The core records the chunks of collectives
 in the same ring; record numbers come from a counter that all writers share. Records are counted and compared later,
-many at once (`links.py`).
+many at once (`links.py`). Work that is queued on a GPU gets a name besides, for Nsight Systems (NVTX).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from contextlib import nullcontext
 from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,13 @@ from mpi_gpucomp.trace import CALL, RECV, SEND, CallTrace, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
     import numpy.typing as npt
 
-__all__ = ["CallRecorder", "CommRecorder", "Recorder"]
+
+__all__ = ["CallRecorder", "CommRecorder", "Recorder", "gpu_range"]
 
 _pack = LAYOUT.pack_into
 _pack_int64 = struct.Struct("<q").pack_into
@@ -192,3 +196,29 @@ class CallRecorder(CallTrace):
     def _is_kept(self, at: int) -> bool:
         """Return True if the record of the call itself is not overwritten."""
         return bool(_unpack_int64(self._memory, at + NUMBER)[0] == self.number)
+
+
+class _Range:
+    """A range that can be entered again and again."""
+
+    def __init__(self, name: str, nvtx: Any) -> None:
+        self._name, self._push, self._pop = name, nvtx.RangePush, nvtx.RangePop
+
+    def __enter__(self) -> None:
+        self._push(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pop()
+
+
+def gpu_range(name: str, device: str) -> AbstractContextManager[None]:
+    """Return what gives work on a device a name, for the length of each `with`."""
+    if not device.startswith("cuda"):
+        return nullcontext()
+    try:
+        from cupy.cuda import nvtx
+    except ImportError:
+        return nullcontext()
+    return _Range(f"gpucomp {name}", nvtx)

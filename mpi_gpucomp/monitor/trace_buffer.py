@@ -1,8 +1,9 @@
-"""The trace buffer of a process: a ring of records in memory, or in a file that other processes read meanwhile.
+"""The trace buffer of a process, a ring of records in memory or in a file, and the buffers of several ranks together.
 
 A file is mapped, not written to: a record costs the same, and the records survive if the process is killed. Everything
 that displays or diagnoses reads trace buffers, its own or those of other ranks. A file is validated when it is opened;
-records that are half written or damaged are left out, and a file with many of them is an error.
+records that are half written or damaged are left out, and a file with many of them is an error. The buffers of several
+ranks are read from a directory, with their clocks aligned.
 """
 
 from __future__ import annotations
@@ -21,14 +22,30 @@ import numpy as np
 
 from mpi_gpucomp.config import MAX_RECORDS
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.trace import CALL, KINDS
+from mpi_gpucomp.trace import CALL, DECODE, ENCODE, KINDS, RECV, SEND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-__all__ = ["FILES", "LAYOUT", "RECORD", "RECORDS", "LinkState", "ProcessState", "TraceBuffer", "TraceHeader"]
+
+__all__ = [
+    "FILES",
+    "LAYOUT",
+    "RECORD",
+    "RECORDS",
+    "LinkState",
+    "ProcessState",
+    "Rates",
+    "TraceBuffer",
+    "TraceHeader",
+    "aligned",
+    "is_alive",
+    "newest",
+    "rates",
+    "shift",
+]
 
 RECORD = np.dtype(
     [
@@ -52,7 +69,6 @@ RECORD = np.dtype(
 LAYOUT = struct.Struct("<qqqqqIIIiHHBBbB")
 """The same, for the recorder: one call, no objects."""
 assert LAYOUT.size == RECORD.itemsize == 64
-
 FILES = "*.trace"
 RECORDS = 1 << 14
 """Records of a trace buffer by default: one megabyte."""
@@ -69,6 +85,8 @@ RING_AT = ALARMS_AT + ALARM_BYTES * ALARMS
 MAX_RANKS = 1 << 24
 MAX_TORN = 16
 """Records that may be half written while a file is read; with more the file is damaged."""
+
+ALIVE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -328,3 +346,80 @@ def _invalid(path: Path, got: str) -> SpecError:
         got=got,
         remedy="Name the directory that MPI_GPUCOMP_MONITOR was set to, and remove damaged files from it.",
     )
+
+
+def newest(directory: Path) -> list[TraceBuffer]:
+    """Open the newest trace of each rank, in the order of ranks."""
+    found: dict[int, TraceBuffer] = {}
+    for path in sorted(directory.glob(FILES)):
+        buffer = TraceBuffer.open(path)
+        header = buffer.header
+        if header.rank not in found or header.started > found[header.rank].header.started:
+            found[header.rank] = buffer
+    if not found:
+        raise SpecError(
+            f"directory {directory}",
+            expected=f"traces of ranks ({FILES})",
+            got="none",
+            remedy="Set MPI_GPUCOMP_MONITOR to a directory for the run, and name it here.",
+        )
+    # Higher ranks are left over from a run that had more.
+    size = max(found.values(), key=lambda buffer: buffer.header.started).header.size
+    return [buffer for rank, buffer in sorted(found.items()) if rank < size]
+
+
+def shift(buffers: Sequence[TraceBuffer]) -> list[int]:
+    """Return what to add to each clock to align them, in nanoseconds since 1970.
+
+    Where the offsets were measured, all follow the wall clock of the first; otherwise each follows its own.
+    """
+    headers = [buffer.header for buffer in buffers]
+    if any(header.uncertainty < 0 for header in headers):
+        return [header.started - header.clock for header in headers]
+    first = headers[0]
+    return [first.started - first.clock - first.offset + header.offset for header in headers]
+
+
+def aligned(buffers: Sequence[TraceBuffer], since: int = 0) -> list[npt.NDArray[Any]]:
+    """Return the records of each trace, completed since a common time, with aligned times."""
+    found = []
+    for buffer, added in zip(buffers, shift(buffers), strict=True):
+        records = buffer.records(since - added if since else 0)
+        for name in ("post", "transmit", "complete"):
+            records[name] += np.where(records[name] > 0, added, 0)
+        found.append(records)
+    return found
+
+
+def is_alive(buffer: TraceBuffer) -> bool:
+    """Return True if the process of a trace has a recent heartbeat."""
+    state = buffer.state
+    return not state.closed and time.time() - state.wall / 1e9 < ALIVE_SECONDS
+
+
+class Rates(NamedTuple):
+    """The rates of a rank, in bytes per second."""
+
+    sent: float
+    received: float
+    encoded: float
+    decoded: float
+    """Of raw bytes."""
+    to: dict[tuple[int, int], float]
+    """Sent to each peer, by rank and rail."""
+
+
+def rates(buffer: TraceBuffer, seconds: float) -> Rates:
+    """Return the rates in the last seconds before the last heartbeat."""
+    now = buffer.state.clock
+    records = buffer.records(now - round(seconds * 1e9)) if now else buffer.records()[:0]
+
+    def total(kind: int, field: str = "nbytes") -> float:
+        return float(records[field][records["kind"] == kind].sum(dtype=np.int64)) / seconds
+
+    sends = records[records["kind"] == SEND]
+    to = {
+        (peer, rail): float(sends["nbytes"][(sends["peer"] == peer) & (sends["rail"] == rail)].sum()) / seconds
+        for peer, rail in set(sends[["peer", "rail"]].tolist())
+    }
+    return Rates(total(SEND), total(RECV), total(ENCODE, "raw_bytes"), total(DECODE, "raw_bytes"), to)

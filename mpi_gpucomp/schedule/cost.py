@@ -7,7 +7,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.schedule.verify.deadlock import execution_order, match_messages
-from mpi_gpucomp.schedule.verify.diagnostics import StepRef, step_at
+from mpi_gpucomp.schedule.verify.structure import StepRef, step_at
 
 if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.documents import Document, load
+from mpi_gpucomp.schedule.topology import Document, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,7 @@ class Sketch:
 
 def read_sketch(path: str | Path, topology: Topology) -> Sketch:
     """Read a sketch from its file; raise SpecError if it is invalid or does not fit the topology."""
-    document = load(path, "sketch")
+    document = read_document(path, "sketch")
     document.fields(("nnodes", "intranode_sketch", "internode_sketch", "symmetry_offsets", "hyperparameters"))
     nodes = len(topology.nodes)
     if "nnodes" in document and document["nnodes"].whole(1) != nodes:

@@ -18,7 +18,8 @@ Files are JSON, with microseconds and microseconds per MB:
      "relay_bytes": 65536,
      "handling": {"message_us": 60, "us_per_MB": 800, "wait_us": 300, "frame_us": 200}}
 
-`within` may also be a matrix of classes by position in the node. Everything from `pairs` on is optional.
+`within` may also be a matrix of classes by position in the node. Everything from `pairs` on is optional. JSON files are
+read as a `Document`, sketches too: its errors name the file, the field, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -28,32 +29,38 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST, PER_MB, RELAY_BYTES, CodecCost, LinkCost, MessageCost
-from mpi_gpucomp.schedule.documents import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mpi_gpucomp.schedule.documents import Document
+    from collections.abc import Collection, Iterator, Mapping
 
 __all__ = [
     "DIRECTIONS",
     "GPU_CODECS",
+    "MAX_FILE_BYTES",
     "PRESETS",
+    "Document",
     "Port",
     "ProcessorModel",
     "Topology",
     "even_nodes",
     "preset",
+    "read_document",
     "read_topology",
     "write_topology",
 ]
 
 DIRECTIONS = ("out", "in")
 TRAFFIC = ("all", "within", "between")
+
+MAX_FILE_BYTES = 64 << 20
+"""Longer files are rejected before they are parsed."""
+MAX_NUMBER = 1e300
+MAX_SHOWN = 60
+"""Characters of a value that an error shows."""
 
 
 class Port(NamedTuple):
@@ -270,7 +277,7 @@ FIELDS = (
 
 def read_topology(path: str | Path) -> Topology:
     """Read a topology from its file; raise SpecError if the file is invalid."""
-    return _from_document(load(path, "topology"))
+    return _from_document(read_document(path, "topology"))
 
 
 def write_topology(topology: Topology, path: str | Path, fitted: Any = None) -> None:
@@ -369,7 +376,6 @@ TACCL = "https://github.com/microsoft/taccl, taccl/examples/topo"
 DGX_A100 = (
     "NVIDIA DGX A100 data sheet: NVLink 600 GB/s per GPU (sum of both directions), 8 x 200 Gbit/s; latencies of dgx2"
 )
-
 ONE, TWO = "NVLink", "two NVLinks"
 CUBE_MESH = ("-2112---", "2-12-1--", "11-2--2-", "122----1", "2----211", "-1--2-12", "--2-11-2", "---1122-")
 """NVLinks between the GPUs of an NDv2 node, from TACCL."""
@@ -409,7 +415,6 @@ PRESETS = {
 Times per MB of the first two were measured by TACCL's authors. Those of the A100 follow from the rates of one
 direction, 300 GB/s and 25 GB/s; its latencies are those of dgx2.
 """
-
 GPU_CODECS = {
     "zfp:rate=16": CodecCost(1 / 110e9, 1 / 110e9, 2.0),
     "zfp:rate=8": CodecCost(1 / 150e9, 1 / 150e9, 4.0),
@@ -470,3 +475,121 @@ def _ports(machine: NodePreset, number: int, node: tuple[int, ...], inside: Link
             own = frozenset({rank})
             ports += [Port(f"rank {rank}, {one}", own, one, inside.per_byte, "within") for one in DIRECTIONS]
     return ports
+
+
+def read_document(path: str | Path, kind: str) -> Document:
+    """Read a JSON file; `kind`, such as "topology", is named in errors."""
+    path = Path(path)
+    topic = f"{kind} {path}"
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise _document_error(topic, f"at most {MAX_FILE_BYTES} bytes", "more")
+        return Document(json.loads(path.read_text(encoding="utf-8")), topic)
+    except OSError as error:
+        raise _document_error(topic, "a readable file", error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise _document_error(topic, "JSON", "bytes that are not UTF-8") from error
+    except RecursionError as error:
+        raise _document_error(topic, "JSON", "too many levels of nesting") from error
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        raise _document_error(topic, "JSON", str(error).rstrip(".")) from error
+
+
+def _document_error(topic: str, expected: str, got: str) -> SpecError:
+    return SpecError(topic, expected=expected, got=got, remedy="Correct the file.")
+
+
+class Document:
+    """A JSON value and its location in the file."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        """Wrap a value; `where` is its location, for errors."""
+        self.value, self.where = value, where
+
+    def fail(self, expected: str, got: str | None = None) -> NoReturn:
+        """Raise SpecError for this value."""
+        raise _document_error(self.where, expected, _shown(self.value) if got is None else got)
+
+    def fields(self, known: Collection[str]) -> None:
+        """Check that this is an object that has no other than the known fields."""
+        if not isinstance(self.value, dict):
+            self.fail("an object {...}")
+        for name in self.value:
+            if name not in known:
+                self.fail(f"fields among {', '.join(known)}", f"'{name}'")
+
+    def __contains__(self, name: str) -> bool:
+        """Return True if a field is present and not null."""
+        return isinstance(self.value, dict) and self.value.get(name) is not None
+
+    def __getitem__(self, name: str) -> Document:
+        """Return a required field."""
+        if name not in self:
+            self.fail(f"a field '{name}'", "none" if isinstance(self.value, dict) else None)
+        return Document(self.value[name], f"{self.where}: {name}")
+
+    def get(self, name: str, default: Any) -> Document:
+        """Return a field, or the default if it is missing or null."""
+        return self[name] if name in self else Document(default, f"{self.where}: {name}")
+
+    def items(self) -> Iterator[tuple[str, Document]]:
+        """Yield name and value of the fields of an object."""
+        if not isinstance(self.value, dict):
+            self.fail("an object {...}")
+        for name, value in self.value.items():
+            yield name, Document(value, f"{self.where}: {name}")
+
+    def list(self, length: int | None = None) -> list[Document]:
+        """Return the elements of a list, which must have `length` of them if that is given."""
+        if not isinstance(self.value, list) or length not in (None, len(self.value)):
+            self.fail("a list [...]" if length is None else f"a list of {length}")
+        return [Document(value, f"{self.where}[{at}]") for at, value in enumerate(self.value)]
+
+    def text(self, allowed: Collection[str] = ()) -> str:
+        """Return a string, which must be one of those allowed if there are any."""
+        if not isinstance(self.value, str) or (allowed and self.value not in allowed):
+            self.fail(f"one of {', '.join(allowed)}" if allowed else "a string")
+        return self.value
+
+    def boolean(self) -> bool:
+        """Return a boolean."""
+        if not isinstance(self.value, bool):
+            self.fail("true or false")
+        return self.value
+
+    def number(self, least: float = 0.0) -> float:
+        """Return a finite number that is not below the least."""
+        value = self.value
+        # The upper bound also excludes NaN, infinity, and integers that have no float.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < MAX_NUMBER:
+            self.fail(f"a number of at least {least:g}")
+        return float(value)
+
+    def positive(self) -> float:
+        """Return a finite number above 0."""
+        value = self.number()
+        if not value:
+            self.fail("a number above 0")
+        return value
+
+    def whole(self, least: int = 0, end: int | None = None) -> int:
+        """Return an integer that is not below the least, and below the end if there is one."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int) or value < least or (end is not None and value >= end):
+            self.fail(f"an integer of at least {least}" if end is None else f"an integer from {least} to {end - 1}")
+        return value
+
+    def ranks(self, end: int) -> tuple[int, ...]:
+        """Return a list of distinct ranks below the end."""
+        found = tuple(part.whole(0, end) for part in self.list())
+        if len(set(found)) != len(found):
+            self.fail("each rank once")
+        return found
+
+
+def _shown(value: Any) -> str:
+    """Return a value as JSON, shortened."""
+    text = json.dumps(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from mpi_gpucomp.errors import GpucompError
+    from mpi_gpucomp.transport.rails.connections import Copies, Failover
     from mpi_gpucomp.transport.rails.discovery import Rails
-    from mpi_gpucomp.transport.rails.records import Copies, Failover
 
 __all__ = ["TcpWire"]
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import table
 from osu_bench.arguments import CommandParser
 from osu_bench.cluster import rootless, state
 from osu_bench.cluster.cluster import Cluster, take_down

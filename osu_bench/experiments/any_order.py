@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mpi_gpucomp.cli.options import allgather_json
+from mpi_gpucomp.cli.command import allgather_json
 from osu_bench.arguments import CommandParser
 from osu_bench.launcher import find
 

@@ -18,7 +18,7 @@ from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.core.library import TASK
 from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.coder import Coder
-from mpi_gpucomp.engine.layout import Blocks, Layout
+from mpi_gpucomp.engine.program import Blocks, Layout
 from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.transport.loopback import loopback

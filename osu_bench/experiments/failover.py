@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import table
 from osu_bench.arguments import CommandParser, message_size, names
 from osu_bench.cluster import rootless
 from osu_bench.cluster.network import parse_rate

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.cli.options import allgather_json
+from mpi_gpucomp.cli.command import allgather_json
 from osu_bench.arguments import CommandParser
 
 if TYPE_CHECKING:

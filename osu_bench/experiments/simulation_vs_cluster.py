@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import table
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.schedule.cost import default_chunk_bytes
 from mpi_gpucomp.schedule.simulate import simulate

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple
 
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import table
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import preset
 from osu_bench.arguments import CommandParser

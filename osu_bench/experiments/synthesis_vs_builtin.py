@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import table
 from mpi_gpucomp.schedule.algorithms import algorithms
 from osu_bench.arguments import CommandParser, names, number
 from osu_bench.cluster import Cluster, rootless

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.cli.options import allgather_json
+from mpi_gpucomp.cli.command import allgather_json
 from mpi_gpucomp.errors import DeviceError, SpecError
 
 if TYPE_CHECKING:

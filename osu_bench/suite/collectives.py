@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_gpucomp.cli.options import allgather_json
+from mpi_gpucomp.cli.command import allgather_json
 from osu_bench.suite.buffers import Memory
 from osu_bench.suite.flags import Defaults
 from osu_bench.suite.runner import Bench, run_sizes

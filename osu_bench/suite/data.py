@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_gpucomp.cli.codec_bench import read_sample
+from mpi_gpucomp.cli.codecs import read_sample
 from mpi_gpucomp.errors import BufferSpecError, SpecError
 
 if TYPE_CHECKING:

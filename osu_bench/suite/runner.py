@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp.cli.options import allgather_json
-from mpi_gpucomp.cli.output import Progress
+from mpi_gpucomp.cli.command import Progress, allgather_json
 from osu_bench.suite.buffers import memory
 from osu_bench.suite.candidates import make_candidate
 from osu_bench.suite.data import Values

@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, GpucompError
 from mpi_gpucomp.core.library import core
-from mpi_gpucomp.monitor.chrome_trace import trace
+from mpi_gpucomp.monitor.exporters import chrome_trace
 from mpi_gpucomp.trace import RECV, SEND
 from mpi_gpucomp.transport.rails import Rails
 from mpi_gpucomp.transport.rails.connector import Hello, InitiatorHandshake
@@ -235,7 +235,9 @@ def records_name_the_rail() -> list[list[int]]:
             comm.Barrier()
             for peer in {NEXT, PREVIOUS}:
                 cut(comm, peer, 0)
-        assert {one["args"]["rail"] for one in trace([records])["traceEvents"] if "rail" in one.get("args", ())} == {
+        assert {
+            one["args"]["rail"] for one in chrome_trace([records])["traceEvents"] if "rail" in one.get("args", ())
+        } == {
             0,
             1,
         }

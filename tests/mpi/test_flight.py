@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launch import LAUNCHER, ROOT, needs_mpirun, run
 
-from mpi_gpucomp.monitor.blame import blame, read
+from mpi_gpucomp.monitor.flight import blame, read
 
 pytestmark = needs_mpirun
 HAS_ULFM = LAUNCHER is not None and LAUNCHER.mpi == "openmpi"

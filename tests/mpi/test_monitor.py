@@ -7,8 +7,8 @@ from pathlib import Path
 
 from launch import needs_mpirun, run
 
-from mpi_gpucomp.monitor.chrome_trace import trace
-from mpi_gpucomp.monitor.reader import newest
+from mpi_gpucomp.monitor.exporters import chrome_trace
+from mpi_gpucomp.monitor.trace_buffer import newest
 from mpi_gpucomp.trace import CALL, DECODE, ENCODE, RECV, SEND
 
 pytestmark = needs_mpirun
@@ -32,7 +32,7 @@ def test_counters_match_the_transport_and_traces_remain(tmp_path: Path) -> None:
         *[{CALL, RECV, SEND, DECODE}] * 1,
         {CALL, RECV, DECODE},
     ]
-    assert {one["pid"] for one in trace(traces)["traceEvents"]} == {0, 1, 2, 3}
+    assert {one["pid"] for one in chrome_trace(traces)["traceEvents"]} == {0, 1, 2, 3}
     assert len((tmp_path / "0.csv").read_text().splitlines()) > 1
     sent = r'mpi_gpucomp_sent_bytes_total\{rank="0",host="[^"]+",to="1",rail="0"\} [1-9]'
     assert re.search(sent, (tmp_path / "0.prom").read_text())

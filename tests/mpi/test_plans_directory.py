@@ -9,7 +9,7 @@ from launch import needs_mpirun, run
 
 from mpi_gpucomp.schedule.algorithms import build
 from mpi_gpucomp.schedule.cost import LinkCost
-from mpi_gpucomp.schedule.library import add_schedule
+from mpi_gpucomp.schedule.msccl_xml import add_schedule
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import Topology
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp import Communicator
 from mpi_gpucomp._dispatch.runtime import _clocks
-from mpi_gpucomp.stats import Stats
+from mpi_gpucomp.communicator import Stats
 
 WORLD = MPI.COMM_WORLD
 LAST = WORLD.size - 1

@@ -27,7 +27,7 @@ from mpi_gpucomp.errors import BufferSpecError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mpi_gpucomp.engine.layout import Blocks
+    from mpi_gpucomp.engine.program import Blocks
 
 ROOM = 512
 """Bytes of a block that is long enough for every argument here."""

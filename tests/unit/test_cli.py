@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from mpi_gpucomp.cli.main import COMMANDS, build_parser, main
-from mpi_gpucomp.cli.options import (
+from mpi_gpucomp.cli.command import (
     SHARED,
     Command,
+    Progress,
     find_collective,
     format_size,
     parse_count,
     parse_seconds,
     parse_size,
+    table,
 )
-from mpi_gpucomp.cli.output import Progress, table
+from mpi_gpucomp.cli.main import COMMANDS, build_parser, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = ("--size", "--chunk")

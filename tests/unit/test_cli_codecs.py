@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpi_gpucomp.cli.codec_bench import largest_error, random_weights
+from mpi_gpucomp.cli.codecs import largest_error, random_weights
 from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.device import Device, dtype_of_name, library
 

@@ -12,8 +12,7 @@ from test_topology import two_nodes
 from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.cli.synthesize import _write_plan
 from mpi_gpucomp.schedule.cost import PER_MB, LinkCost
-from mpi_gpucomp.schedule.library import ScheduleLibrary
-from mpi_gpucomp.schedule.msccl_xml import read, read_header
+from mpi_gpucomp.schedule.msccl_xml import ScheduleLibrary, read, read_header
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.synth import synthesise
 from mpi_gpucomp.schedule.topology import DIRECTIONS, Port, Topology, write_topology

@@ -17,7 +17,7 @@ from mpi_gpucomp.device import as_buffer, get_device
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.layout import Blocks, Layout
+from mpi_gpucomp.engine.program import Blocks, Layout
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import FrameError

@@ -22,7 +22,7 @@ from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.control_messages import Abort, EnvelopeMessage, Join, ObserverMessage, encode
 from mpi_gpucomp.engine.deadlock import WaitStatus, describe, is_circular
 from mpi_gpucomp.engine.engine import Engine
-from mpi_gpucomp.engine.layout import Blocks, Layout
+from mpi_gpucomp.engine.program import Blocks, Layout
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import FrameError, PeerError, RankFailedError

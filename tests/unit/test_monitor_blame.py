@@ -13,7 +13,7 @@ import pytest
 
 from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.monitor.blame import Blame, blame, read
+from mpi_gpucomp.monitor.flight import Blame, blame, read
 
 CALL = {"name": "", "run": 7, "title": "broadcast (call 7)"}
 

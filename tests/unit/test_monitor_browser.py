@@ -8,8 +8,8 @@ import pytest
 from browser import needs_browser, probe
 from traces import chain
 
-from mpi_gpucomp.monitor.reader import newest
 from mpi_gpucomp.monitor.report import report
+from mpi_gpucomp.monitor.trace_buffer import newest
 
 PROBE = """
 var shown = function () { return document.getElementById('shown').textContent; };

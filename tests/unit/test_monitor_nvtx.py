@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpi_gpucomp.monitor.nvtx import gpu_range
+from mpi_gpucomp.monitor.recorder import gpu_range
 
 
 def test_work_on_a_gpu_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from mpi_gpucomp.monitor import stalls as module
-from mpi_gpucomp.monitor.processor import FREQUENT, CpuUsage, ThreadCounters
-from mpi_gpucomp.monitor.stalls import HELD_NS, StallDetector
+from mpi_gpucomp.monitor import processor as module
+from mpi_gpucomp.monitor.processor import FREQUENT, HELD_NS, CpuUsage, StallDetector, ThreadCounters
 
 MS = 1_000_000
 
@@ -29,8 +28,8 @@ class Counts(CpuUsage):
 def ticks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the ticks that a hypervisor has taken, for a test to change."""
     taken = [7]
-    monkeypatch.setattr(module, "stolen_ticks", lambda: taken[0])
-    monkeypatch.setattr(module, "is_excused", lambda length: False)
+    monkeypatch.setattr(module, "_stolen_ticks", lambda: taken[0])
+    monkeypatch.setattr(module, "_is_excused", lambda length: False)
     return taken
 
 
@@ -70,7 +69,7 @@ def test_frequent_stalls_are_not_reported_singly(ticks: list[int]) -> None:
 
 
 def test_short_stalls_under_cpu_pressure_do_not_count(ticks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "is_excused", lambda length: length == 50 * MS)
+    monkeypatch.setattr(module, "_is_excused", lambda length: length == 50 * MS)
     found, longer = stalls(50 * MS), stalls(120 * MS)
     assert not found.check(100 * MS, 300 * MS, 3) and not found
     assert not longer.check(100 * MS, 300 * MS, 3) and longer

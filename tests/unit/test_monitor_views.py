@@ -18,10 +18,9 @@ from mpi_gpucomp.cli.main import main
 from mpi_gpucomp.cli.monitor import Terminal, screen
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.monitor import exporters as prometheus
-from mpi_gpucomp.monitor.chrome_trace import trace
-from mpi_gpucomp.monitor.exporters import CSV_HEADER, CsvFile, rows
-from mpi_gpucomp.monitor.reader import newest, shift
+from mpi_gpucomp.monitor.exporters import CSV_HEADER, CsvFile, chrome_trace, rows
 from mpi_gpucomp.monitor.report import report
+from mpi_gpucomp.monitor.trace_buffer import newest, shift
 
 
 def test_clocks_of_all_ranks_are_aligned(tmp_path: Path) -> None:
@@ -34,7 +33,7 @@ def test_clocks_of_all_ranks_are_aligned(tmp_path: Path) -> None:
 
 def test_chrome_trace_has_a_row_per_lane_and_kind_of_work(tmp_path: Path) -> None:
     chain(tmp_path)
-    found = trace(newest(tmp_path))
+    found = chrome_trace(newest(tmp_path))
     assert json.loads(json.dumps(found)) == found
     events = found["traceEvents"]
     rows = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}

@@ -9,7 +9,7 @@ import pytest
 
 from mpi_gpucomp._call.staging import PackedBuffers
 from mpi_gpucomp.device import Device, as_buffer
-from mpi_gpucomp.engine.layout import Blocks
+from mpi_gpucomp.engine.program import Blocks
 
 
 def whole(array: np.ndarray) -> Blocks:

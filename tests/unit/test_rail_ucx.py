@@ -15,7 +15,6 @@ import pytest
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.rails import discovery, loop, ucx
 from mpi_gpucomp.transport.rails.backends import RDMA, TCP, UCX, Capabilities, agree
-from mpi_gpucomp.transport.rails.bridge import CREDITS, MAX_REPLIES, MESSAGE_BYTES, UcxBridge
 from mpi_gpucomp.transport.rails.connector import (
     MAX_ADDRESS_BYTES,
     AddressExchange,
@@ -24,6 +23,7 @@ from mpi_gpucomp.transport.rails.connector import (
     InitiatorHandshake,
     ResponderHandshake,
 )
+from mpi_gpucomp.transport.rails.ucx import CREDITS, MAX_REPLIES, MESSAGE_BYTES, UcxBridge
 
 BIG = 1 << 20
 

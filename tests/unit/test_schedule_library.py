@@ -9,8 +9,7 @@ from test_topology import two_nodes
 
 from mpi_gpucomp.errors import ScheduleError, SpecError
 from mpi_gpucomp.schedule.algorithms import build
-from mpi_gpucomp.schedule.library import ScheduleLibrary, add_schedule, file_name
-from mpi_gpucomp.schedule.msccl_xml import XmlHeader, write
+from mpi_gpucomp.schedule.msccl_xml import ScheduleLibrary, XmlHeader, add_schedule, file_name, write
 
 
 def test_schedule_of_a_call(tmp_path: Path):

@@ -15,7 +15,7 @@ from mpi_gpucomp.schedule.msccl_xml import XmlHeader, read, read_header, write
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.sketch import Sketch
 from mpi_gpucomp.schedule.synth import Synthesis, synthesise
-from mpi_gpucomp.schedule.synth.contiguity import join_messages, order_hops
+from mpi_gpucomp.schedule.synth.lowering import join_messages, order_hops
 from mpi_gpucomp.schedule.synth.milp import Model
 from mpi_gpucomp.schedule.synth.problem import Problem, chunks_of
 from mpi_gpucomp.schedule.synth.routing import greedy, route

@@ -10,8 +10,8 @@ import pytest
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.cost import PER_MB, CodecCost, LinkCost, MessageCost
-from mpi_gpucomp.schedule.documents import MAX_FILE_BYTES
 from mpi_gpucomp.schedule.topology import (
+    MAX_FILE_BYTES,
     PRESETS,
     Port,
     ProcessorModel,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mpi_gpucomp.cli.topology_fit import (
+from mpi_gpucomp.cli.profile import (
     ContentionTest,
     Fit,
     build_topology,

@@ -7,16 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.algorithms import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    scatter,
-)
+from mpi_gpucomp.schedule.algorithms import allgather, allreduce, alltoall, broadcast, gather, reduce
 from mpi_gpucomp.schedule.algorithms.common import AlgorithmInfo
 from mpi_gpucomp.schedule.builder import ScheduleBuilder, rotate
 from mpi_gpucomp.schedule.ir import COLLECTIVES
@@ -32,8 +23,17 @@ __all__ = ["TABLE", "AlgorithmInfo", "algorithms", "build"]
 _T = TypeVar("_T")
 
 TABLE: dict[str, dict[str, AlgorithmInfo]] = {
-    module.__name__.rpartition(".")[2]: {info.name: info for info in module.ALGORITHMS}
-    for module in (broadcast, reduce, allreduce, allgather, reduce_scatter, alltoall, gather, scatter)
+    collective: {info.name: info for info in table}
+    for collective, table in (
+        ("broadcast", broadcast.ALGORITHMS),
+        ("reduce", reduce.REDUCE),
+        ("allreduce", allreduce.ALGORITHMS),
+        ("allgather", allgather.ALGORITHMS),
+        ("reduce_scatter", reduce.REDUCE_SCATTER),
+        ("alltoall", alltoall.ALGORITHMS),
+        ("gather", gather.GATHER),
+        ("scatter", gather.SCATTER),
+    )
 }
 
 

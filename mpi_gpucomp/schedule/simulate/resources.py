@@ -1,4 +1,4 @@
-"""Simulated resources: time, cores, and a network whose links and ports are shared by messages.
+"""Simulated resources: time, cores, and a network whose links and ports are shared by messages; each records its work.
 
 Messages that share links or ports get max-min fair rates, as long TCP streams or those of a lossless fabric do:
 bandwidth that one message cannot use, because it is limited elsewhere, goes to the others. Rates change when a message
@@ -12,12 +12,11 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import ceil, inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST
 from mpi_gpucomp.schedule.ir import BUFFERED_CHUNKS
-from mpi_gpucomp.schedule.simulate.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,38 @@ if TYPE_CHECKING:
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.schedule.topology import Topology
 
-__all__ = ["Connection", "Cores", "EventQueue", "FairNetwork", "Flow", "Interconnect", "Message", "RankQueue", "Work"]
+__all__ = [
+    "Connection",
+    "Cores",
+    "EventQueue",
+    "FairNetwork",
+    "Flow",
+    "Interconnect",
+    "Message",
+    "RankQueue",
+    "Record",
+    "Work",
+]
+
+
+class Record(NamedTuple):
+    """A message (`send`), work on a chunk (`encode`, `decode`, `reduce`, `copy`) or on a message (`handle`)."""
+
+    kind: str
+    rank: int
+    peer: int
+    """The receiver of a message; -1 for work."""
+    loop: int
+    nbytes: float
+    """Bytes sent, or worked on."""
+    start: float
+    end: float
+    cause: int
+    """The number of the record whose end allowed this one to start; -1 for none."""
+
+    def __str__(self) -> str:
+        """Return sender and receiver, or the rank and its work."""
+        return f"{self.rank} -> {self.peer}" if self.kind == "send" else f"rank {self.rank} {self.kind}s"
 
 
 class EventQueue:

@@ -12,8 +12,7 @@ from mpi_gpucomp.schedule.cost import FREE
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import simulate
 from mpi_gpucomp.schedule.sketch import check_symmetries, default_sketch
-from mpi_gpucomp.schedule.synth.contiguity import join_messages, order_hops
-from mpi_gpucomp.schedule.synth.lowering import add_copies, add_reductions, copy_own_blocks
+from mpi_gpucomp.schedule.synth.lowering import add_copies, add_reductions, copy_own_blocks, join_messages, order_hops
 from mpi_gpucomp.schedule.synth.problem import MIRRORED, Problem, Routing, chunks_of
 from mpi_gpucomp.schedule.synth.routing import route
 from mpi_gpucomp.schedule.verify import checked

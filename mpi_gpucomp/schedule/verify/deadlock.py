@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.schedule.verify.diagnostics import StepRef, describe, error_at, step_at
+from mpi_gpucomp.schedule.verify.structure import StepRef, describe, error_at, step_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.schedule.ir import BufferMap
-from mpi_gpucomp.schedule.verify.diagnostics import StepRef, error_at, format_ranks
+from mpi_gpucomp.schedule.verify.structure import StepRef, error_at, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,16 +1,21 @@
-"""Checks the structure of an algorithm: complete, consistent, with valid references, and writing only where it may."""
+"""Checks the structure of an algorithm: complete, consistent, with valid references, and writing only where it may.
+
+The errors of all checks are made here: they name algorithm, rank, lane, step and chunk.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from mpi_gpucomp.errors import ScheduleError
 from mpi_gpucomp.schedule.ir import BUFFER_NAMES, COLLECTIVES, HAS_SOURCE, HAS_TARGET, KINDS, BufferMap
-from mpi_gpucomp.schedule.verify.diagnostics import StepRef, error_at, step_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mpi_gpucomp.schedule.ir import Algorithm, Lane, Place, Step
 
-__all__ = ["check_structure"]
+__all__ = ["StepRef", "check_structure", "describe", "error_at", "format_ranks", "step_at"]
 
 MAX_CHUNKS = 1 << 20
 """Far more than any algorithm needs, and few enough to check."""
@@ -120,3 +125,46 @@ def _check_after(algorithm: Algorithm, ref: StepRef, step: Step) -> None:
         if not (0 <= lane < len(lanes) and 0 <= index < len(lanes[lane].steps)):
             got = f"lane {lane}, step {index}"
             raise error_at(algorithm, ref, "after", "an existing step of this rank", got, "Correct the dependency.")
+
+
+class StepRef(NamedTuple):
+    """The position of a step in an algorithm."""
+
+    rank: int
+    lane: int
+    step: int
+
+
+def step_at(algorithm: Algorithm, ref: StepRef) -> Step:
+    """Return the step at a position."""
+    return algorithm.programs[ref.rank].lanes[ref.lane].steps[ref.step]
+
+
+def describe(algorithm: Algorithm, ref: StepRef) -> str:
+    """Describe a step within its rank: its position, kind and peers."""
+    lane = algorithm.programs[ref.rank].lanes[ref.lane]
+    step = lane.steps[ref.step]
+    sender = f" from {lane.receive}" if step.receives else ""
+    receiver = f" to {lane.send}" if step.sends else ""
+    return f"lane {ref.lane}, step {ref.step} ({step.kind}{sender}{receiver})"
+
+
+def error_at(
+    algorithm: Algorithm, at: StepRef | int | None, field: str, expected: str, got: str, remedy: str
+) -> ScheduleError:
+    """Return the error for a step, a rank or the whole algorithm; `field` names a part of it, or is empty."""
+    rank = at.rank if isinstance(at, StepRef) else at
+    where = describe(algorithm, at) if isinstance(at, StepRef) else ""
+    topic = ": ".join(filter(None, (f"algorithm {algorithm.name}", where, field)))
+    return ScheduleError(topic, expected=expected, got=got, remedy=remedy, rank=rank)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Format ranks with runs of three or more shortened: 0..3, 7."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -12,15 +12,13 @@ import logging
 import time
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp.transport.rails import loop
 from mpi_gpucomp.transport.rails.backends import UcxAddressExchange
-from mpi_gpucomp.transport.rails.bridge import UcxBridge
 from mpi_gpucomp.transport.rails.connector import Connector, HandshakeError
 from mpi_gpucomp.transport.rails.discovery import check_connected, discover
-from mpi_gpucomp.transport.rails.records import Copies, Failover
-from mpi_gpucomp.transport.rails.ucx import UcxError
+from mpi_gpucomp.transport.rails.ucx import UcxBridge, UcxError
 
 if TYPE_CHECKING:
     import socket
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.transport.rails.discovery import Peers, Rails
     from mpi_gpucomp.transport.rails.ucx import UcxEndpoint
 
-__all__ = ["TcpConnections"]
+__all__ = ["Copies", "Failover", "TcpConnections"]
 
 POLL_SECONDS = 1e-3
 BUSY_TICK, IDLE_TICK = 0.05, 1.0
@@ -41,7 +39,6 @@ PATH_DOWN, PEER_LEFT = 1, 2
 IN_USE, DOWN = 1, 2
 """Bits of a rail's state."""
 REASON_BYTES = 104
-
 _log = logging.getLogger("mpi_gpucomp")
 
 
@@ -327,3 +324,22 @@ class TcpConnections:
         if self.handle:
             self._library.gc_tcp_free(self.handle)
             self.handle = 0
+
+
+class Copies(NamedTuple):
+    """Copies of messages made within a rank."""
+
+    times: int
+    nbytes: int
+
+
+class Failover(NamedTuple):
+    """A path that was lost, and the time it cost."""
+
+    peer: int
+    rail: int
+    reason: str
+    silence: float
+    """Seconds from the last sign of life to the detection."""
+    downtime: float | None
+    """Seconds from the last sign of life until both ends had resynchronised; None if they have not yet."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import table
 from osu_bench.arguments import CommandParser, names
 
 if TYPE_CHECKING:

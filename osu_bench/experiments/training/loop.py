@@ -10,7 +10,7 @@ from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
 from mpi_gpucomp import Communicator
-from mpi_gpucomp.cli.options import allgather_json
+from mpi_gpucomp.cli.command import allgather_json
 from mpi_gpucomp.torch import HookState, gpucomp_hook
 from osu_bench.experiments.training.results import TrainingRun
 from osu_bench.experiments.training.spreading import parameter_exchange

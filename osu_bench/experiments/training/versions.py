@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mpi_gpucomp.cli.output import table
+from mpi_gpucomp.cli.command import table
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.delta import Delta
 from mpi_gpucomp.device import as_buffer, get_device

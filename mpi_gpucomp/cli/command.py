@@ -1,13 +1,14 @@
-"""What commands have in common: the record of a command, shared options, and the objects that options name."""
+"""What commands have in common: the record of a command, options and what they name, tables, and a progress bar."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from argparse import ArgumentTypeError
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -22,16 +23,20 @@ from mpi_gpucomp.schedule.verify import checked
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from types import TracebackType
 
     from mpi4py import MPI
+    from typing_extensions import Self
 
     from mpi_gpucomp.schedule.cost import CodecCost
     from mpi_gpucomp.schedule.ir import Algorithm
     from mpi_gpucomp.schedule.topology import Topology
 
 __all__ = [
+    "CLEAR",
     "Command",
+    "Progress",
     "add_collective",
     "add_options",
     "allgather_json",
@@ -41,12 +46,16 @@ __all__ = [
     "find_collective",
     "find_topology",
     "format_size",
+    "milliseconds",
     "parse_count",
     "parse_seconds",
     "parse_size",
+    "table",
 ]
 
 DEFAULT_PRESET, DEFAULT_RANKS = "gigabit", 4
+
+GAP = "  "
 
 
 class Command(NamedTuple):
@@ -226,3 +235,59 @@ def allgather_json(comm: MPI.Intracomm, value: Any) -> list[Any]:
     comm.Allgatherv(text, [parts, sizes.tolist()])
     ends = np.cumsum(sizes).tolist()
     return [json.loads(parts[end - size : end].tobytes()) for size, end in zip(sizes.tolist(), ends, strict=True)]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> str:
+    """Format rows below their header; the columns named in `right` are right-aligned."""
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    align = [str.rjust if name in right else str.ljust for name in header]
+    return "\n".join(
+        GAP.join(pad(cell, width) for pad, cell, width in zip(align, cells, widths, strict=True)).rstrip()
+        for cells in lines
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Format a time in milliseconds."""
+    return f"{seconds * 1e3:.4g} ms"
+
+
+WIDTH = 24
+CLEAR = "\r\x1b[K"
+"""Return to the start of the line and erase it."""
+
+
+class Progress:
+    """A progress bar, drawn on a terminal only and erased at the end of the `with` block."""
+
+    def __init__(self, total: int, terminal: TextIO | None = None) -> None:
+        """Expect `total` steps; draw on `terminal`, by default standard error."""
+        self._total, self._started = total, 0
+        self._terminal = sys.stderr if terminal is None else terminal
+        self._shown = self._terminal.isatty()
+
+    def start(self, step: str) -> None:
+        """Show that the next step, with this name, begins."""
+        filled = WIDTH * self._started // max(1, self._total)
+        self._started += 1
+        self._write(f"{CLEAR}[{'#' * filled}{'.' * (WIDTH - filled)}] {self._started} of {self._total}: {step}")
+
+    def clear(self) -> None:
+        """Erase the line, so that other output can be printed."""
+        self._write(CLEAR)
+
+    def _write(self, text: str) -> None:
+        if self._shown:
+            self._terminal.write(text)
+            self._terminal.flush()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Erase the line."""
+        self.clear()
