@@ -212,11 +212,13 @@ class Runtime:
         return job
 
     def _coder(self, codec: Codec, device: Device, inline: bool) -> Coder:
-        """Return the coder, with its stream, that all collectives of this kind share."""
+        """Return the coder that all collectives of this kind on the host share; on a GPU each has one of its own."""
+        reaches = self.wire.kind == "mpi" and cuda_aware().aware
+        if device.name != "host":
+            return Coder(codec, device, wire_reaches_gpu=reaches, annotate=gpu_range)
         key = (codec.spec if codec.shared else id(codec)), device.name, inline
         if key not in self._coders:
-            reaches = self.wire.kind == "mpi" and cuda_aware().aware
-            self._coders[key] = Coder(codec, device, inline=inline, wire_reaches_gpu=reaches, annotate=gpu_range)
+            self._coders[key] = Coder(codec, device, inline=inline, annotate=gpu_range)
         return self._coders[key]
 
     def forget_codec(self, codec: Codec) -> None:

@@ -1,14 +1,15 @@
 """Records what a kernel codec launches, so that the core can replay it without Python.
 
 A codec queues the same kernels for every chunk of one length and type; only addresses differ. So it is run once on a
-stream that records them, with addresses that stand for the source, the target and scratch memory.
+stream that records them, with addresses that stand for the source, the target and scratch memory. On the host a launch
+names a function of the host library, on a GPU a kernel that the driver knows.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mpi_gpucomp.codec.auto import BLOCK_BYTES, BLOCKS, BY_WIRE_ID, CHUNKS_PER_SAMPLE, MARGIN, Auto
 from mpi_gpucomp.codec.bound import Bound
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.device.base import DType
 
 __all__ = [
+    "KernelTable",
     "SamplingRule",
     "accepted_ids",
     "is_recordable",
@@ -40,8 +42,13 @@ __all__ = [
 ]
 
 SHIFT = 57
-SOURCE, TARGET, SCRATCH, NBYTES = (base << SHIFT for base in range(1, 5))
-"""Addresses and lengths from here on stand for those of a chunk; see `Base` in core/src/coding.h."""
+SOURCE, TARGET, SCRATCH, NBYTES, RESULT, PINNED = (base << SHIFT for base in range(1, 7))
+"""Addresses and lengths from here on stand for those of a chunk; see `Base` in core/src/coding.h.
+
+Copies to pinned memory are not recorded: the core reports a size and a status in its own way.
+"""
+RESULT_BYTES = 16
+WARPS_PER_BLOCK = 4  # as in kernels/simt_cuda.h
 KERNEL, COPY, FILL = 0, 1, 2
 RECORDED = (Raw, Split, Mpc, Zfp, Bound, Cast)
 """Codecs whose launches depend on count and type alone."""
@@ -59,13 +66,20 @@ class _Passed(Event):
         pass
 
 
+class KernelTable(Protocol):
+    """The handles of a GPU's kernels."""
+
+    def kernel(self, name: str) -> int:
+        """Return the handle of a kernel."""
+        ...
+
+
 class _RecordingDevice(Device):
-    """The host, with memory that is only counted."""
+    """The host or a GPU, with memory that is only counted."""
 
-    name = "host"
-    appends_in_place = True
-
-    def __init__(self) -> None:
+    def __init__(self, gpu: KernelTable | None = None) -> None:
+        self.gpu = gpu
+        self.name, self.appends_in_place = ("host", True) if gpu is None else ("cuda:0", False)
         self.scratch_bytes = 0
 
     def alloc(self, nbytes: int) -> Memory:
@@ -73,10 +87,20 @@ class _RecordingDevice(Device):
         return Memory(SCRATCH + start, nbytes, self, None)
 
     def pinned(self, nbytes: int) -> Memory:
-        return self.alloc(nbytes)
+        return self.alloc(nbytes) if self.gpu is None else Memory(PINNED, nbytes, self, None)
 
     def stream(self) -> Stream:
         return _Recorder(self)
+
+
+class _Launch(NamedTuple):
+    """Recorded work: its kind, the kernel, the tiles, the grain (on a GPU the blocks), and the arguments."""
+
+    kind: int
+    function: int
+    tiles: int
+    grain: int
+    args: tuple[int | float, ...]
 
 
 class _Recorder(Stream):
@@ -86,27 +110,48 @@ class _Recorder(Stream):
 
     def __init__(self, device: _RecordingDevice) -> None:
         self.device = device
-        self.numbers = array("q")
-        self.launches = 0
-
-    def _add(self, kind: int, function: int, tiles: int, grain: int, args: tuple[int | float, ...]) -> None:
-        integers = [value for value in args if not isinstance(value, float)]
-        doubles = [value for value in args if isinstance(value, float)]
-        self.numbers.extend((kind, function, tiles, grain, len(integers), len(doubles)))
-        for value in integers:
-            base = (value + (1 << SHIFT - 1)) >> SHIFT if value > 0 else 0  # an offset may be negative
-            self.numbers.extend((base, value - (base << SHIFT)))
-        self.numbers.extend(struct.unpack(f"<{len(doubles)}q", struct.pack(f"<{len(doubles)}d", *doubles)))
-        self.launches += 1
+        self.launches: list[_Launch] = []
 
     def launch(self, kernel: str, tiles: int, *args: int | float, split: bool = True, grain: int = 64) -> None:
-        self._add(KERNEL, library.kernel_address(kernel), tiles, grain if split else 0, args)
+        gpu = self.device.gpu
+        if gpu is None:
+            work = _Launch(KERNEL, library.kernel_address(kernel), tiles, grain if split else 0, args)
+        else:
+            blocks = -(-tiles // WARPS_PER_BLOCK) if split else 1
+            work = _Launch(KERNEL, gpu.kernel(kernel), tiles, blocks, args)
+        self.launches.append(work)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        self._add(COPY, 0, 0, 0, (to, source, nbytes))
+        if to != PINNED:
+            self.launches.append(_Launch(COPY, 0, 0, 0, (to, source, nbytes)))
 
     def fill(self, to: int, byte: int, nbytes: int) -> None:
-        self._add(FILL, 0, 0, 0, (to, byte, nbytes))
+        self.launches.append(_Launch(FILL, 0, 0, 0, (to, byte, nbytes)))
+
+    def numbers(self, result: int) -> array[int]:
+        """Return the launches as the core reads them; kernels write size and status at the offset `result`."""
+        numbers, kept = array("q"), self.launches
+        if self.device.gpu is not None:  # the core's memory for results is zero before each chunk
+            kept = [one for one in kept if one.kind != FILL or one.args[0] != SCRATCH + result]
+        numbers.append(len(kept))
+        for one in kept:
+            # The host passes integers and doubles in registers of two kinds, a GPU all arguments in their order.
+            doubles = [x for x in one.args if isinstance(x, float)] if self.device.gpu is None else []
+            numbers.extend((*one[:4], len(one.args) - len(doubles), len(doubles)))
+            for value in one.args:
+                if not isinstance(value, float):
+                    numbers.extend(self._relative(value, result))
+                elif self.device.gpu is not None:
+                    numbers.extend((0, _bits(value)))
+            numbers.extend(map(_bits, doubles))
+        return numbers
+
+    def _relative(self, value: int, result: int) -> tuple[int, int]:
+        """Return what an argument is relative to, and the difference."""
+        if self.device.gpu is not None and result >= 0 and 0 <= value - SCRATCH - result < RESULT_BYTES:
+            return RESULT >> SHIFT, value - SCRATCH - result
+        base = (value + (1 << SHIFT - 1)) >> SHIFT if value > 0 else 0  # an offset may be negative
+        return base, value - (base << SHIFT)
 
     def run(self, work: Callable[[], None]) -> None:
         """Drop work in Python: recorded codecs only keep memory alive by it."""
@@ -127,16 +172,26 @@ class _Recorder(Stream):
         pass
 
 
-def is_recordable(codec: Codec) -> bool:
-    """Return True if the core can run this codec; derived classes may do anything, and are called in Python."""
-    return type(codec) in RECORDED or type(codec) is Auto
+def is_recordable(codec: Codec, *, on_gpu: bool = False) -> bool:
+    """Return True if the core can run this codec; derived classes may do anything, and are called in Python.
+
+    So is `auto` on a GPU, which chooses by samples that the host would have to wait for.
+    """
+    return type(codec) in RECORDED or (type(codec) is Auto and not on_gpu)
 
 
-def record_encoding(codec: Codec, count: int, dtype: DType) -> array[int] | None:
+def _bits(x: float) -> int:
+    """Return the bits of a double as an integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
+    return bits
+
+
+def record_encoding(codec: Codec, count: int, dtype: DType, gpu: KernelTable | None = None) -> array[int] | None:
     """Return the recording of the encoding of `count` elements; None if such a chunk is always sent raw."""
-    stream = _Recorder(_RecordingDevice())
+    stream = _Recorder(_RecordingDevice(gpu))
     most = codec.max_encoded(count, dtype)
-    source, to = Buffer(SOURCE, dtype, (count,)), Memory(TARGET, most, stream.device, None)
+    source = Buffer(SOURCE, dtype, (count,), device=stream.device.name)
+    to = Memory(TARGET, most, stream.device, None)
     pending = codec.encode(source, to, stream)
     if not isinstance(pending, KernelPending):
         size = pending.result()
@@ -147,10 +202,12 @@ def record_encoding(codec: Codec, count: int, dtype: DType) -> array[int] | None
     return _recording(stream, pending.address - SCRATCH, base, (more - base) // 8, unrepresentable, (0, most))
 
 
-def record_decoding(codec: KernelCodec, count: int, dtype: DType, op: str) -> array[int]:
+def record_decoding(
+    codec: KernelCodec, count: int, dtype: DType, op: str, gpu: KernelTable | None = None
+) -> array[int]:
     """Return the recording of the decoding of `count` elements with an operation."""
-    stream = _Recorder(_RecordingDevice())
-    to = Buffer(TARGET, dtype, (count,))
+    stream = _Recorder(_RecordingDevice(gpu))
+    to = Buffer(TARGET, dtype, (count,), device=stream.device.name)
     if isinstance(codec, FixedCodec):
         nbytes, bounds = codec.encoded_size(count, dtype), (codec.encoded_size(count, dtype),) * 2
     else:
@@ -164,8 +221,8 @@ def record_decoding(codec: KernelCodec, count: int, dtype: DType, op: str) -> ar
 def _recording(
     stream: _Recorder, result: int, base: int, slope: int, unrepresentable: int, bounds: tuple[int, int]
 ) -> array[int]:
-    head = (stream.device.scratch_bytes, result, base, slope, unrepresentable, *bounds, stream.launches)
-    return array("q", head) + stream.numbers
+    head = (stream.device.scratch_bytes, result, base, slope, unrepresentable, *bounds)
+    return array("q", head) + stream.numbers(result)
 
 
 def recorded_codecs(codec: Codec, dtype: DType) -> list[KernelCodec]:

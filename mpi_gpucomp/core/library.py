@@ -136,6 +136,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gc_faulty_damaged_peer": (_I32, _P),
     "gc_faulty_signal_after": (_NONE, _P, _I64, _I32),
     "gc_wire_free": (_NONE, _P),
+    "gc_cuda_new": (
+        *(_P, c_char_p, c_char_p, _P, _P, _I64, Take, GiveBack, Take, GiveBack),
+        *(c_char_p, _I64),
+    ),
+    "gc_cuda_name_kernel": (_NONE, _P, _P, c_char_p),
+    "gc_cuda_trim": (_NONE, _P),
+    "gc_task_set_cuda": (_NONE, _P, _P, _P, _P, _P),
     "gc_context_new": (_P, _P),
     "gc_context_drive_mpi": (_NONE, _P, POINTER(MpiLibrary), c_uint64),
     "gc_context_free": (_NONE, _P),

@@ -1,7 +1,7 @@
 """A CUDA GPU as a device: a thin layer over CuPy.
 
-CuPy is imported when the first device is created. Every call makes its device current for its duration, so that any
-thread can use several GPUs.
+CuPy is imported when the first device is created. A thread without a context gets that of the first GPU that it uses,
+and keeps it. One that uses another GPU has it back after each call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mpi_gpucomp.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
 __all__ = ["CudaDevice", "CudaEvent", "CudaStream", "current_stream", "order_after", "ordinal_of"]
 
@@ -24,6 +25,9 @@ WARPS_PER_BLOCK = 4  # as in kernels/simt.h
 THREADS_PER_BLOCK = 32 * WARPS_PER_BLOCK
 BLOCKS_PER_MULTIPROCESSOR = 16
 LEGACY_STREAM = 1  # CUDA's explicit handle of the legacy default stream, which 0 also names
+NOT_READY = 600  # cudaErrorNotReady
+DRIVER = "libcuda.so.1"
+"""The library of CUDA's driver, whose functions the core calls."""
 
 
 def _cupy(name: str) -> Any:
@@ -42,13 +46,15 @@ def _cupy(name: str) -> Any:
 class CudaEvent(Event):
     """A position in a CUDA stream."""
 
-    def __init__(self, event: Any, failures: list[BaseException]) -> None:
+    def __init__(self, device: CudaDevice, event: Any, failures: list[BaseException]) -> None:
         """Wrap a recorded CuPy event; `failures` are those of its stream."""
-        self.handle, self._failures = event, failures
+        self._device, self.handle, self._failures = device, event, failures
 
     def done(self) -> bool:
-        """Return True if the stream has passed this position; never blocks."""
-        return bool(self.handle.done)
+        """Return True if the stream has passed this position or has failed, as `wait` then says; never blocks."""
+        with self._device.current:
+            # CuPy's own `done` is False for ever after a failure.
+            return bool(self._device.cupy.cuda.runtime.eventQuery(self.handle.ptr) != NOT_READY)
 
     def wait(self) -> None:
         """Block until the stream has passed this position; raise if earlier work failed."""
@@ -56,7 +62,7 @@ class CudaEvent(Event):
             self.handle.synchronize()
         except Exception as error:  # CuPy's error types cannot be imported without CuPy
             raise DeviceError(
-                "stream of a GPU",
+                f"stream of {self._device.name}",
                 expected="work that completes",
                 got=f"'{error}'",
                 remedy="Run again with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) to find the kernel that failed.",
@@ -116,7 +122,7 @@ class CudaStream(Stream):
         """Record an event at the current end of the stream."""
         with self.device.current:
             event = self._cuda.Event(block=True, disable_timing=True)  # block: a waiting thread sleeps
-            return CudaEvent(self.handle.record(event), self._failures)
+            return CudaEvent(self.device, self.handle.record(event), self._failures)
 
     def wait(self, event: Event) -> None:
         """Make later work of this stream wait for `event`; does not block the caller."""
@@ -153,17 +159,19 @@ class CudaDevice(Device):
         self.cupy = _cupy(self.name)
         _check_present(self.name, self.cupy.cuda.runtime, ordinal)
         self._ordinal = ordinal
-        self.max_blocks = self.current.attributes["MultiProcessorCount"] * BLOCKS_PER_MULTIPROCESSOR
-        self._capability = int(self.current.compute_capability)
+        gpu = self.cupy.cuda.Device(ordinal)
+        self.max_blocks = gpu.attributes["MultiProcessorCount"] * BLOCKS_PER_MULTIPROCESSOR
+        self._capability = int(gpu.compute_capability)
         self._modules: dict[str, Any] = {}
         self._kernels: dict[str, Any] = {}
+        self._streams: list[CudaStream] = []
         self.pool = Pool(self, lambda nbytes: self._allocate(self.cupy.cuda.Memory, nbytes))
         self.pinned_pool = Pool(self, lambda nbytes: self._allocate(self.cupy.cuda.PinnedMemory, nbytes))
 
     @property
-    def current(self) -> Any:
+    def current(self) -> _Current:
         """Context manager that makes this GPU current."""
-        return self.cupy.cuda.Device(self._ordinal)
+        return _Current(self.cupy.cuda, self._ordinal)
 
     def alloc(self, nbytes: int) -> Memory:
         """Allocate GPU memory from the pool."""
@@ -176,6 +184,14 @@ class CudaDevice(Device):
     def stream(self) -> CudaStream:
         """Create a stream."""
         return CudaStream(self)
+
+    def take_stream(self) -> CudaStream:
+        """Return a stream that nobody else uses, one that was given back if possible."""
+        return self._streams.pop() if self._streams else self.stream()
+
+    def give_back_stream(self, stream: CudaStream) -> None:
+        """Keep a stream for the next user."""
+        self._streams.append(stream)
 
     def kernel(self, name: str) -> Any:
         """Return the kernel of this name; compiles and loads its family on first use."""
@@ -191,6 +207,34 @@ class CudaDevice(Device):
         with self.current:
             memory = kind(nbytes)
         return memory.ptr, memory
+
+
+class _Current:
+    """Makes a GPU current in this thread.
+
+    CuPy's `Device` selects the previous GPU again at its end. In a thread that has used none this is GPU 0, where CUDA
+    would create a context: half a gigabyte for every rank of a node. So such a thread keeps the GPU.
+    """
+
+    __slots__ = ("_cuda", "_ordinal", "_previous")
+
+    def __init__(self, cuda: Any, ordinal: int) -> None:
+        self._cuda, self._ordinal = cuda, ordinal
+        self._previous: int | None = None
+
+    def __enter__(self) -> None:
+        runtime = self._cuda.runtime
+        if not self._cuda.driver.ctxGetCurrent():
+            runtime.setDevice(self._ordinal)
+        elif (previous := runtime.getDevice()) != self._ordinal:
+            runtime.setDevice(self._ordinal)
+            self._previous = previous
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            self._cuda.runtime.setDevice(self._previous)
 
 
 def _check_present(name: str, runtime: Any, ordinal: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from mpi_gpucomp.codec import frame
 from mpi_gpucomp.codec.raw import Raw
 from mpi_gpucomp.device import get_device
+from mpi_gpucomp.device.cuda import CudaDevice, CudaStream
 from mpi_gpucomp.device.host import HostDevice, InlineStream
 from mpi_gpucomp.trace import no_annotation
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.codec import Codec, Pending
     from mpi_gpucomp.codec.frame import FrameHeader
-    from mpi_gpucomp.device import Buffer, Device, DType, Memory
+    from mpi_gpucomp.device import Buffer, Device, DType, Memory, Stream
 
     Waiting = Generator[Callable[[], bool], None, int]
     Annotate = Callable[[str, str], AbstractContextManager[None]]
@@ -48,12 +49,13 @@ class Coder:
     ) -> None:
         """Create a stream on the elements' device; on the host, `inline` runs it in the calling thread.
 
+        On a GPU the stream is taken from those that are free until `close`, so that coders do not wait for each other.
         `annotate(name, device)` returns a context that names the work queued in it, for profilers.
         """
-        self.codec, self._device, self.inline = codec, device, inline
+        self.codec, self.device, self.inline = codec, device, inline
         self._direct = device is HOST or wire_reaches_gpu
         self._inline = InlineStream(HOST)
-        self.stream = self._inline if inline and device is HOST else device.stream()
+        self.stream = self._inline if inline and device is HOST else _take_stream(device)
         self._encoding, self._decoding = (
             annotate(f"{what} {codec.name}", device.name) for what in ("encode", "decode")
         )
@@ -64,7 +66,7 @@ class Coder:
 
     def memory(self, nbytes: int) -> Memory:
         """Allocate memory for a frame that the wire and the device can access."""
-        return self._device.alloc(nbytes) if self._direct else self._device.pinned(nbytes)
+        return self.device.alloc(nbytes) if self._direct else self.device.pinned(nbytes)
 
     def encode(self, source: Buffer, to: Memory, sequence: int, *, raw: bool = False) -> Waiting:
         """Encode a chunk as a frame, or copy it into one (`raw`).
@@ -72,12 +74,12 @@ class Coder:
         A generator that yields the condition it waits for and returns the frame's length.
         """
         codec = self.codec if raw else (yield from self.codec.choose(source, self.stream))
-        local = to if self._direct else self._device.alloc(to.nbytes)
+        local = to if self._direct else self.device.alloc(to.nbytes)
         with self._encoding:
             pending = frame.encode(codec, source, local, sequence, self.stream, raw=raw)
         yield pending.done
         nbytes = pending.result() or 0
-        if self._device is HOST:
+        if self.device is HOST:
             return nbytes
         if local is not to:
             self.stream.copy(to.address, local.address, nbytes)
@@ -90,7 +92,12 @@ class Coder:
     @property
     def works_in_place(self) -> bool:
         """Return True if messages can be sent from and received into the elements' memory."""
-        return self._device is HOST
+        return self.device is HOST
+
+    @property
+    def wire_reaches(self) -> bool:
+        """Return True if the wire can access the elements' memory."""
+        return self._direct
 
     def copy(self, source: Buffer, to: Memory) -> Waiting:
         """Copy a raw chunk to memory of the wire; a generator like `encode`."""
@@ -104,7 +111,7 @@ class Coder:
         """Queue the storing or reduction of a raw chunk."""
         local = received
         if not self._direct and op != "replace":
-            local = self._device.alloc(received.nbytes)
+            local = self.device.alloc(received.nbytes)
             self.stream.copy(local.address, received.address, received.nbytes)
         pending = RAW.decode_reduce(local, received.nbytes, to, op, self.stream)
         if local is not received:
@@ -113,14 +120,14 @@ class Coder:
 
     def header(self, framed: Memory, where: str) -> FrameHeader:
         """Read the header of a frame."""
-        if self._direct and self._device is not HOST:
+        if self._direct and self.device is not HOST:
             return frame.read_header(framed, self.stream, where=where)
         return frame.parse(ctypes.string_at(framed.address, min(framed.nbytes, frame.HEADER_BYTES)), where=where)
 
     def open(self, received: Memory, where: str) -> FrameHeader:
         """Read the header of a received frame, and verify the payload."""
         header = self.header(received, where)
-        local = self.stream if self._direct and self._device is not HOST else self._inline
+        local = self.stream if self._direct and self.device is not HOST else self._inline
         frame.verify(header, received, local, where=where)
         return header
 
@@ -128,7 +135,7 @@ class Coder:
         """Queue the decoding of an opened frame."""
         local = received
         if not self._direct:
-            local = self._device.alloc(received.nbytes)
+            local = self.device.alloc(received.nbytes)
             self.stream.copy(local.address, received.address, received.nbytes)
         codec = self.codec.decoder(header.wire_id)
         with self._decoding:
@@ -140,5 +147,12 @@ class Coder:
         return pending
 
     def close(self) -> None:
-        """End the stream."""
-        self.stream.close()
+        """End the stream, or give it back to its GPU."""
+        if isinstance(self.device, CudaDevice) and isinstance(self.stream, CudaStream):
+            self.device.give_back_stream(self.stream)
+        else:
+            self.stream.close()
+
+
+def _take_stream(device: Device) -> Stream:
+    return device.take_stream() if isinstance(device, CudaDevice) else device.stream()

@@ -1,4 +1,7 @@
-"""Codecs of this project's kernels as the core runs them: recordings for every length of chunk that occurs."""
+"""Codecs of this project's kernels as the core runs them: recordings for every length of chunk that occurs.
+
+On the host and on each GPU they are different ones.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.device import DType
+    from mpi_gpucomp.engine.gpu import CoreGpu
 
 __all__ = ["NativeCodec", "native_codec"]
 
@@ -25,16 +29,17 @@ ENCODE, DECODE = 0, 1
 
 
 class NativeCodec:
-    """A codec for one element type."""
+    """A codec for one element type on one device."""
 
-    def __init__(self, codec: Codec, dtype: DType) -> None:
+    def __init__(self, codec: Codec, dtype: DType, gpu: CoreGpu | None) -> None:
         """Start without recordings."""
-        self._codec_ref, self._dtype = ref(codec), dtype  # a strong one would keep both alive for good
-        self.is_native = recording.is_recordable(codec) and dtype.name in codec.dtypes
+        self._codec_ref, self._dtype, self._gpu = ref(codec), dtype, gpu  # a strong one would keep both alive for good
+        self.is_native = recording.is_recordable(codec, on_gpu=gpu is not None) and dtype.name in codec.dtypes
         """Whether the core can run it; otherwise Python is called for every chunk."""
         self._recorded: set[tuple[str, int]] = set()
         self._lock = Lock()
-        reduce = None if dtype.kind == "b" else library.kernel_address(f"reduce_{dtype.suffix}")
+        kernel = library.kernel_address if gpu is None else gpu.kernel
+        reduce = None if dtype.kind == "b" else kernel(f"reduce_{dtype.suffix}")
         chooses = self.is_native and codec.name == "auto"
         self.handle = core().gc_codec_new(codec.wire_id, dtype.code, dtype.itemsize, reduce, REDUCE_TILE, chooses)
         for wire_id in recording.accepted_ids(codec) if self.is_native else ():
@@ -59,9 +64,11 @@ class NativeCodec:
 
     def _record(self, count: int, op: str, *, encode: bool) -> None:
         for codec in recording.recorded_codecs(self._codec, self._dtype):
-            self._add(DECODE, codec.wire_id, OPS[op], count, recording.record_decoding(codec, count, self._dtype, op))
+            decoding = recording.record_decoding(codec, count, self._dtype, op, self._gpu)
+            self._add(DECODE, codec.wire_id, OPS[op], count, decoding)
             if encode:
-                self._add(ENCODE, codec.wire_id, 0, count, recording.record_encoding(codec, count, self._dtype))
+                encoding = recording.record_encoding(codec, count, self._dtype, self._gpu)
+                self._add(ENCODE, codec.wire_id, 0, count, encoding)
         if encode:
             self._add_rule(count)
 
@@ -93,12 +100,12 @@ class NativeCodec:
             core().gc_codec_free(self.handle)
 
 
-_codecs: WeakKeyDictionary[Codec, dict[str, NativeCodec]] = WeakKeyDictionary()
+_codecs: WeakKeyDictionary[Codec, dict[tuple[str, str], NativeCodec]] = WeakKeyDictionary()
 
 
-def native_codec(codec: Codec, dtype: DType) -> NativeCodec:
-    """Return the core's codec for one of Python and an element type."""
-    by_type = _codecs.setdefault(codec, {})
-    if dtype.name not in by_type:
-        by_type[dtype.name] = NativeCodec(codec, dtype)
-    return by_type[dtype.name]
+def native_codec(codec: Codec, dtype: DType, gpu: CoreGpu | None = None) -> NativeCodec:
+    """Return the core's codec for one of Python and an element type, on the host or a GPU."""
+    known, key = _codecs.setdefault(codec, {}), (dtype.name, "host" if gpu is None else gpu.device.name)
+    if key not in known:
+        known[key] = NativeCodec(codec, dtype, gpu)
+    return known[key]

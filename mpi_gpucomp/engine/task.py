@@ -1,7 +1,7 @@
 """One running collective: what the core executes, and what Python does for it.
 
-The core runs the lanes, and codecs of this project's kernels on the host. Other codecs, and everything on GPUs, are
-called here for each chunk: the core asks by an event, and gets the result when the work has completed.
+The core runs the lanes, and codecs of this project's kernels on the host and on GPUs. Other codecs are called here for
+each chunk: the core asks by an event, and gets the result when the work has completed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from mpi_gpucomp.core.library import (
     core,
 )
 from mpi_gpucomp.device import Buffer, Memory
-from mpi_gpucomp.engine.coder import HOST, INLINE_BYTES
+from mpi_gpucomp.device.cuda import CudaDevice
+from mpi_gpucomp.engine.coder import HOST, INLINE_BYTES, Coder
+from mpi_gpucomp.engine.gpu import core_gpu
 from mpi_gpucomp.engine.native_codec import native_codec
 from mpi_gpucomp.engine.program import compile_program
 from mpi_gpucomp.errors import DeviceError, FrameError
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp.codec.frame import FrameHeader
     from mpi_gpucomp.core.wire import Wire
     from mpi_gpucomp.device import DType, Stream
-    from mpi_gpucomp.engine.coder import Coder
+    from mpi_gpucomp.device.cuda import CudaStream
     from mpi_gpucomp.engine.program import Blocks, Layout
     from mpi_gpucomp.schedule.ir import Algorithm
 
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["CollectiveTask", "TaskOptions"]
 
 ENCODE, DECODE, COPY, REDUCE = 1, 2, 3, 4
-PYTHON_FAILED = 5
+PYTHON_FAILED, GPU_FAILED, GPU_WITHOUT_MEMORY = 5, 6, 7
 BAD_LENGTH, BAD_SCRATCH, BAD_TRANSFER, NO_MEMORY = 100, 101, 102, 103
 MAX_IN_FLIGHT = 1024
 OP_NAMES = {number: name for name, number in OPS.items()}
@@ -97,8 +99,9 @@ class CollectiveTask:
         self._layout, self._dtype, self._coder, self._wire = layout, dtype, coder, wire
         self._op, self._before, self._after = options.get("op", "sum"), before, after
         self._raw = options.get("raw", False)
-        self._codec = native_codec(coder.codec, dtype)
-        self.is_external = not self._codec.is_native or not coder.works_in_place
+        gpu = core_gpu(coder.device) if isinstance(coder.device, CudaDevice) else None
+        self._codec = native_codec(coder.codec, dtype, gpu)
+        self.is_external = not self._codec.is_native
         """Whether Python does all coding."""
         lossy = not coder.codec.lossless
         replicates = options.get("same_everywhere", False) or options.get("update_root", False)
@@ -109,7 +112,7 @@ class CollectiveTask:
             tag=tag,
             op=OPS[self._op],
             raw=self._raw,
-            in_place=self._raw and coder.works_in_place,
+            in_place=self._raw and coder.wire_reaches and not self.is_external,
             updates_own=replicates and lossy,
             update_root=options.get("update_root", False),
             external=self.is_external,
@@ -120,6 +123,12 @@ class CollectiveTask:
         buffers = [*_blocks(layout.input), *_blocks(layout.output)]
         self.handle = core().gc_task_new(wire.handle, self._program.handle, self._codec.handle, byref(chosen), *buffers)
         self._keep: list[Any] = [layout.input, layout.output, buffers]
+        self._streams: list[CudaStream] = []
+        """Of copies to and from a GPU, beside the kernels."""
+        if gpu is not None and not self.is_external:
+            self._streams = [gpu.device.take_stream() for _ in range(2)]
+            handles = [stream.handle.ptr for stream in (coder.stream, *self._streams)]  # type: ignore[attr-defined]
+            core().gc_task_set_cuda(self.handle, gpu.handle, *handles)
         self._memory: dict[int, list[Memory]] = {}
         self._headers: dict[int, FrameHeader] = {}
         self._coding: deque[tuple[int, OpInfo, Coding, Ready]] = deque()
@@ -161,7 +170,7 @@ class CollectiveTask:
         """Prepare the lanes, now that the length of the longest block of all ranks is known."""
         if self._before is not None:
             self._before(self._coder.stream)
-            if not self.is_external:  # the core does not wait for the stream
+            if not self.is_external and self._coder.works_in_place:  # the core does not wait for the host's streams
                 self._coder.stream.record().wait()
         ring = self.call_trace.ring
         if ring is not None:
@@ -378,6 +387,10 @@ class CollectiveTask:
             core().gc_task_free(self.handle)
             self.handle = 0
             self._keep.clear()
+            if isinstance(self._coder.device, CudaDevice):
+                for stream in self._streams:
+                    self._coder.device.give_back_stream(stream)
+                self._coder.close()
 
     def _failure(self) -> Exception:
         """Return the error of the core's failure, with the text of the Python function that does the same check."""
@@ -397,22 +410,32 @@ class CollectiveTask:
             return FrameError(place, expected=expected, got=f"{info.count}", remedy=same, rank=self._wire.rank)
         if info.code == BAD_TRANSFER:
             return FrameError(where, expected="a message that fits", got=(info.text or b"").decode(), remedy=same)
-        if info.code == NO_MEMORY:
+        device = self._coder.device.name
+        if info.code in (NO_MEMORY, GPU_WITHOUT_MEMORY):
             return self._error or DeviceError(
-                where, expected="memory for a frame", got="none", remedy="Free memory, or set a smaller chunk."
+                where, expected=f"memory of {device}", got="none", remedy="Free memory, or set a smaller chunk."
+            )
+        if info.code == GPU_FAILED:
+            return DeviceError(
+                where,
+                expected=f"work on {device} that completes",
+                got=(info.text or b"").decode(),
+                remedy="Run again with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) to find the kernel that failed.",
+                rank=self._wire.rank,
             )
         return self._bad_frame(info, where)
 
     def _bad_frame(self, info: FailureInfo, where: str) -> Exception:
         data = ctypes.create_string_buffer(ctypes.string_at(info.frame, info.frame_bytes), max(1, info.frame_bytes))
         framed = Memory(ctypes.addressof(data), info.frame_bytes, HOST, data)
+        coder = Coder(self._coder.codec, HOST, inline=True)  # also of what a GPU has refused
         try:
-            header = self._coder.open(framed, where)
+            header = coder.open(framed, where)
             _check_sequence(header, info.loop, where)
             memory = HOST.alloc(max(1, header.decoded_bytes))
             ctypes.memset(memory.address, 0, memory.nbytes)
             to = Buffer(memory.address, self._dtype, (info.count,))
-            self._coder.decode(header, framed, to, OP_NAMES[info.op], info.loop, where).result()
+            coder.decode(header, framed, to, OP_NAMES[info.op], info.loop, where).result()
         except Exception as error:
             return error
         return FrameError(where, expected="a frame that can be decoded", got=f"code {info.code}", remedy="Report this.")

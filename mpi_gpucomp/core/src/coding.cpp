@@ -224,8 +224,8 @@ int64_t Codec::encode(const void *source, int64_t count, uint8_t *frame, int64_t
 CodingStatus Codec::decode(const uint8_t *frame, int64_t nbytes, void *target, int64_t count, int64_t op,
                            int64_t sequence, bool verified, bool alone) const {
     const Header *header = read_header(frame, nbytes, dtype, itemsize);
-    if (!header || std::find(accepted.begin(), accepted.end(), header->wire_id) == accepted.end() ||
-        header->decoded_bytes != (uint64_t)(count * itemsize) || header->sequence != (uint64_t)sequence)
+    if (!header || !accepts(header->wire_id) || header->decoded_bytes != (uint64_t)(count * itemsize) ||
+        header->sequence != (uint64_t)sequence)
         return CODING_BAD_HEADER;
     if (!verified && !gpucomp::verify(frame)) return CODING_BAD_CHECKSUM;
     const uint8_t *payload = frame + HEADER_BYTES;

@@ -4,6 +4,7 @@
 // that length. So a codec is written once, in Python and kernels, and runs without Python.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,8 +14,9 @@
 
 namespace gpucomp {
 
-// What an argument is relative to. The values are part of the interface with `core/recording.py`.
-enum Base : int64_t { CONSTANT = 0, SOURCE = 1, TARGET = 2, SCRATCH = 3, NBYTES = 4 };
+// What an argument is relative to. The values are part of the interface with `codec/recording.py`. Results are the size
+// and the status that kernels on a GPU write; on the host they are in scratch.
+enum Base : int64_t { CONSTANT = 0, SOURCE = 1, TARGET = 2, SCRATCH = 3, NBYTES = 4, RESULT = 5 };
 
 struct Arg {
     int64_t base, value;
@@ -24,8 +26,8 @@ struct Launch {
     enum Kind : int64_t { KERNEL = 0, COPY = 1, FILL = 2 };
     int64_t kind;
     void *function;
-    int64_t tiles, grain;  // grain 0: all tiles on one core, in order
-    std::vector<Arg> integers;
+    int64_t tiles, grain;  // grain 0: all tiles on one core, in order; on a GPU the number of blocks
+    std::vector<Arg> integers;  // on a GPU also the bits of doubles, all in their order
     std::vector<double> doubles;
 };
 
@@ -66,6 +68,8 @@ enum CodingStatus : int32_t {
     CODING_BAD_PAYLOAD = 3,  // the decoder refuses the bytes
     CODING_MISSING = 4,      // not recorded: Python has to do it
     CODING_PYTHON = 5,       // Python has raised
+    CODING_DEVICE = 6,       // the GPU has failed
+    CODING_NO_MEMORY = 7,    // of the GPU
 };
 
 // A codec for one element type.
@@ -85,6 +89,8 @@ class Codec {
 
     // Return the recording of a direction (0 encode, 1 decode), or nullptr.
     const Recording *find(int direction, uint32_t wire_id, int64_t op, int64_t count) const;
+
+    bool accepts(uint32_t id) const { return std::find(accepted.begin(), accepted.end(), id) != accepted.end(); }
 
     // Return true if chunks of this length can be encoded without Python.
     bool encodes(int64_t count) const;

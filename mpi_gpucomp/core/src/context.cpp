@@ -18,6 +18,7 @@ constexpr int64_t FIRST_LIMIT = 300'000;  // ns after which a task that has neve
 constexpr int64_t STICKINESS = 5;         // multiple of its longest wait so far, for one that has progressed
 constexpr int64_t MAX_LIMIT = 100'000'000;
 constexpr int64_t OFTEN = 500'000, SELDOM = 5'000'000;  // ns between calls of `progress_elsewhere`
+constexpr int64_t GPU_SPIN = 50'000, GPU_NAP = 20'000;  // ns of polling, then between polls, while a GPU works
 constexpr int HEAD_TRIES = 5;             // polls of the first task in each step; the others get one
 
 }  // namespace
@@ -162,6 +163,11 @@ void Context::sleep(int64_t timeout, std::unique_lock<std::recursive_mutex> &gua
     if (within >= 0) timeout = std::min(timeout, within);
     if (progress_elsewhere) timeout = std::min(timeout, std::max<int64_t>(0, until_elsewhere(now())));
     if (preempting) timeout = std::min(timeout, FIRST_LIMIT / 2);
+    for (const Task *task : running) {
+        if (!task->waits_for_gpu()) continue;
+        if (now() - progressed_ < GPU_SPIN) return;
+        timeout = std::min(timeout, GPU_NAP);
+    }
     for (const Task *task : running)
         if (task->waits_for_slot_since()) timeout = std::min(timeout, GROW_AFTER);
     sleeping_.store(true);

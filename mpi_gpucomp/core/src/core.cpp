@@ -1,7 +1,10 @@
 // The C interface of the core; `core/library.py` declares it to Python. Handles are addresses of objects.
+#include <cstdio>
 #include <cstring>
 
 #include "context.h"
+#include "cuda_device.h"
+#include "cuda_queue.h"
 #include "frames.h"
 #include "faulty_wire.h"
 #include "loopback_wire.h"
@@ -104,6 +107,35 @@ API int64_t gc_codec_encode(Codec *codec, int64_t source, int64_t count, int64_t
 API int64_t gc_codec_decode(Codec *codec, int64_t frame, int64_t nbytes, int64_t target, int64_t count, int64_t op,
                             int64_t sequence) {
     return codec->decode((const uint8_t *)frame, nbytes, (void *)target, count, op, sequence, false, false);
+}
+
+// GPUs
+
+API CudaDevice *gc_cuda_new(const char *library, const char *name, void *seal, void *verify, int64_t most_blocks,
+                            PythonMemory::Take take, PythonMemory::GiveBack give_back, PythonMemory::Take take_pinned,
+                            PythonMemory::GiveBack give_back_pinned, char *reason, int64_t capacity) {
+    CudaDriver driver;
+    std::string why;
+    void *context = nullptr;
+    if (driver.load(library, &why) && (driver.ctx_get_current(&context) || !context)) why = "no context is current";
+    if (!why.empty()) {
+        snprintf(reason, (size_t)capacity, "%s", why.c_str());
+        return nullptr;
+    }
+    auto *made = new CudaDevice(driver, name, context, std::make_unique<PythonMemory>(take, give_back),
+                                std::make_unique<PythonMemory>(take_pinned, give_back_pinned));
+    made->seal = seal;
+    made->verify = verify;
+    made->most_blocks = most_blocks;
+    return made;
+}
+API void gc_cuda_name_kernel(CudaDevice *device, void *function, const char *name) { device->name_kernel(function, name); }
+API void gc_cuda_trim(CudaDevice *device) {
+    device->device->trim();
+    device->pinned->trim();
+}
+API void gc_task_set_cuda(Task *task, CudaDevice *device, void *compute, void *in, void *out) {
+    task->cuda = std::make_unique<CudaQueue>(*device, compute, in, out);
 }
 
 // Wires
@@ -354,7 +386,11 @@ API void gc_task_abandon(Task *task) {
     remove_running(task->context(), task);
     task->abandon();
 }
-API void gc_task_quiesce(Task *task) { task->quiesce(); }
+API void gc_task_quiesce(Task *task) {
+    if (!task->cuda) return task->quiesce();
+    Context::Guard guard(task->context());
+    task->quiesce();
+}
 API int32_t gc_task_drain(Task *task, int64_t owed, const int32_t *peers, const int64_t *channels, const int64_t *counts) {
     Context::Guard guard(task->context());
     std::map<std::pair<int, int64_t>, int64_t> messages;

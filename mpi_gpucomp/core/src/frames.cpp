@@ -50,10 +50,16 @@ void set_checksum_kernels(void *tiles, void *join) {
     checksum_join = (decltype(checksum_join))join;
 }
 
+Header empty_header(uint32_t wire_id, uint8_t dtype, bool raw) {
+    return {{'G', 'P', 'C', 'F'}, VERSION, (uint8_t)(FRAME_CHECKED | (raw ? FRAME_RAW : 0)), dtype, 0, wire_id, 0, 0, 0, 0, 0};
+}
+
 void write_header(uint8_t *frame, uint32_t wire_id, uint8_t dtype, int64_t sequence, int64_t decoded_bytes,
                   int64_t payload_bytes, bool raw) {
-    Header header = {{'G', 'P', 'C', 'F'}, VERSION, (uint8_t)(FRAME_CHECKED | (raw ? FRAME_RAW : 0)), dtype, 0, wire_id, 0,
-                     (uint64_t)sequence, (uint64_t)decoded_bytes, (uint64_t)payload_bytes, 0};
+    Header header = empty_header(wire_id, dtype, raw);
+    header.sequence = (uint64_t)sequence;
+    header.decoded_bytes = (uint64_t)decoded_bytes;
+    header.payload_bytes = (uint64_t)payload_bytes;
     header.checksum = frame_checksum(header, frame + HEADER_BYTES);
     memcpy(frame, &header, sizeof header);
 }

@@ -20,6 +20,9 @@ struct Header {
 #pragma pack(pop)
 static_assert(sizeof(Header) == HEADER_BYTES, "the layout on the wire");
 
+// A header without lengths and checksum.
+Header empty_header(uint32_t wire_id, uint8_t dtype, bool raw);
+
 // Write a header, and its checksum over itself and the payload behind it.
 void write_header(uint8_t *frame, uint32_t wire_id, uint8_t dtype, int64_t sequence, int64_t decoded_bytes,
                   int64_t payload_bytes, bool raw);

@@ -65,14 +65,14 @@ class HostMemory : public Memory {
         return in_use_;
     }
 
-  private:
-    static constexpr int64_t LIMIT = 1 << 28;
-
     static int64_t size_class(int64_t nbytes) {
         int64_t step = ALIGNMENT;
         while (step * 8 < nbytes) step *= 2;
         return nbytes <= ALIGNMENT ? ALIGNMENT : (nbytes + step - 1) / step * step;
     }
+
+  private:
+    static constexpr int64_t LIMIT = 1 << 28;
 
     std::mutex lock_;
     std::map<int64_t, std::vector<void *>> free_;

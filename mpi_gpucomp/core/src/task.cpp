@@ -8,6 +8,7 @@
 #include <set>
 
 #include "context.h"
+#include "cuda_queue.h"
 #include "frames.h"
 
 namespace gpucomp {
@@ -117,6 +118,7 @@ Task::Task(Context &context, Wire &wire, const Program &program, Codec &codec, c
       finished_(program.lanes.size()) {}
 
 Task::~Task() {
+    if (cuda) cuda->synchronize();
     std::set<Transfer *> transfers(discarding_.begin(), discarding_.end());
     for (Lane &lane : lanes_) {
         for (auto &[transfer, slot] : lane.arriving) transfers.insert(transfer);
@@ -148,14 +150,18 @@ void Task::prepare(int64_t longest) {
         lane.finished = !loops_ || lane.program->chunks.empty();
         if (lane.program->chunks.empty()) finished_[n] = loops_ * lane.program->steps;
     }
+    if (cuda) cuda->begin();
     last_moved = now();
     active = true;
 }
+
+bool Task::waits_for_gpu() const { return cuda && (cuda->busy() || (options.in_place && !cuda->begun())); }
 
 // Progress all lanes as far as possible without blocking; return true if anything moved.
 bool Task::progress() {
     if (done || failed || abandoned_) return finish_ops();
     bool moved = finish_ops();
+    if (cuda && options.in_place && !cuda->begun()) return moved;  // the wire accesses the elements themselves
     for (Lane &lane : lanes_) {
         moved |= release_sent(lane);
         post_receives(lane);
@@ -302,7 +308,7 @@ bool Task::open_frame(Lane &lane, const Step &step, Slot *slot, bool forwarded) 
         code = CODING_BAD_HEADER;
     else if (header->sequence != (uint64_t)lane.loop)
         code = FAILED_SEQUENCE;
-    else if (forwarded && !(slot->verified = verify(slot->memory)))
+    else if (forwarded && !cuda && !(slot->verified = verify(slot->memory)))
         code = CODING_BAD_CHECKSUM;
     if (code) {
         fail(&lane, code, lane.loop, chunk, slot);
@@ -627,6 +633,9 @@ bool Task::start_ops() {
                 free = state == Op::DONE;
             else if (op->slot && op->slot == before.slot)
                 free = false;  // a frame is decoded into its sender's own memory once its length is known
+            else if (cuda && state == Op::RUNNING && !op->with_python && !before.with_python &&
+                     CudaQueue::stream_of(*op) == CudaQueue::stream_of(before))
+                continue;  // behind it on the same stream
             else if (!options.external)  // Python queues its work on one stream, in order
                 free = state == Op::DONE || !op->conflicts(before);
         }
@@ -637,6 +646,9 @@ bool Task::start_ops() {
             ran = true;
         } else if (op->with_python) {
             context_.ask_python(op);
+        } else if (cuda) {
+            cuda->start(op);
+            ran = true;
         } else if (options.alone) {
             op->run();
             ran = true;
@@ -656,12 +668,13 @@ void Task::op_done(Op *op, int64_t nbytes, CodingStatus status) {
 
 // Handle the ops that have completed; return true if there were any.
 bool Task::finish_ops() {
-    bool moved = false;
+    bool moved = cuda && cuda->poll();
     for (size_t n = 0; n < ops_.size() && !failed; ++n) {
         Op *op = ops_[n];
         const int state = op->state.load(std::memory_order_acquire);
         if (state == Op::REFUSED) {
             op->with_python = true;
+            op->status = CODING_OK;
             op->state.store(Op::RUNNING, std::memory_order_relaxed);
             context_.ask_python(op);
         }
@@ -669,6 +682,7 @@ bool Task::finish_ops() {
         moved = true;
         op->state.store(Op::HANDLED, std::memory_order_release);
         if (op->status != CODING_OK) {
+            if (cuda) failure.text = cuda->error();
             fail(op->lane, op->status, op->loop, op->chunk, op->slot, op->count);
             failure.op = op->op;
             return true;
@@ -753,6 +767,7 @@ void Task::abandon() {
 
 // Wait for running ops: afterwards nothing accesses the caller's buffers.
 void Task::quiesce() {
+    if (cuda) cuda->synchronize();
     for (const Op *op : ops_)
         while (op->state.load(std::memory_order_acquire) == Op::RUNNING && !op->with_python) usleep(50);
 }
@@ -774,6 +789,7 @@ bool Task::drain(const std::map<std::pair<int, int64_t>, int64_t> &owed) {
             discarding_.push_back(transfer);
         }
     }
+    if (cuda) cuda->poll();
     bool quiet = true;
     for (Transfer *transfer : discarding_) quiet &= wire_.test(transfer);
     for (Lane &lane : lanes_)
@@ -785,6 +801,14 @@ bool Task::drain(const std::map<std::pair<int, int64_t>, int64_t> &owed) {
 }
 
 // Memory
+
+Memory &Task::slots() {
+    return options.external ? (Memory &)slot_memory : cuda ? cuda->slots() : HostMemory::shared();
+}
+
+Memory &Task::scratch() {
+    return options.external ? (Memory &)scratch_memory : cuda ? cuda->scratch() : HostMemory::shared();
+}
 
 Slot *Task::take_slot(Lane &lane) {
     if (!lane.slots) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -89,6 +90,7 @@ struct TaskOptions {
 };
 
 class Context;
+class CudaQueue;
 class Task;
 struct Lane;
 
@@ -201,6 +203,7 @@ class Task {
     std::unordered_map<int, int64_t> peer_tags;
     PythonDevice slot_memory, scratch_memory;  // of external tasks
     PythonDevice::Open open = nullptr;
+    std::unique_ptr<CudaQueue> cuda;  // of tasks whose elements are on a GPU
 
     bool done = false, failed = false, active = false, stalled = false;
     int64_t last_moved = 0, longest_wait = 0;  // for preemption
@@ -219,6 +222,7 @@ class Task {
     const std::deque<Lane> &lanes() const { return lanes_; }
     Context &context() { return context_; }
     int64_t waits_for_slot_since() const { return slot_wait_; }
+    bool waits_for_gpu() const;
 
   private:
     bool advance(Lane &lane);
@@ -265,8 +269,8 @@ class Task {
     uint8_t *take_scratch(Lane &lane, int64_t nbytes);
     uint8_t *write_scratch(Lane &lane, int64_t chunk, int64_t count);
     uint64_t key(int64_t loop, int64_t value, bool raw) const { return ((uint64_t)loop * program_.values + value) * 2 + raw + 1; }
-    Memory &slots() { return options.external ? (Memory &)slot_memory : HostMemory::shared(); }
-    Memory &scratch() { return options.external ? (Memory &)scratch_memory : HostMemory::shared(); }
+    Memory &slots();
+    Memory &scratch();
     int64_t tag_of(int peer) const {
         const auto found = peer_tags.find(peer);
         return found == peer_tags.end() ? options.tag : found->second;
