@@ -49,16 +49,19 @@ class Machine:
     def __init__(self) -> None:
         """Build and load the library."""
         self.path: Path = library()
+        self.generation = 0
+        """Counts the starts of the machine: handles of an earlier one are invalid."""
         self.driver: Any = ctypes.CDLL(str(self.path))
-        for name in ("configure", "findings", "inject", "counts", "fault"):
-            self.driver[f"simcuda_{name}"].restype = ctypes.c_char_p
-        self._microseconds = self.driver["simcuda_model_microseconds"]
+        names = ("configure", "findings", "inject", "counts", "fault")
+        self._text = {name: getattr(self.driver, f"simcuda_{name}") for name in names}
+        for function in self._text.values():
+            function.restype = ctypes.c_char_p
+        self._microseconds = self.driver.simcuda_model_microseconds
         self._microseconds.restype = ctypes.c_double
-        self._text = {name: self.driver[f"simcuda_{name}"] for name in ("configure", "findings", "inject", "counts", "fault")}
 
     def call(self, function: str, *args: Any) -> None:
         """Call a function of the driver; raise a CudaError if it fails."""
-        if code := self.driver[function](*args):
+        if code := getattr(self.driver, function)(*args):
             raise self.error(function, code)
 
     def error(self, function: str, code: int) -> CudaError:
@@ -77,6 +80,7 @@ class Machine:
     def configure(self, settings: str = "") -> None:
         """Start again with these settings: all handles and memory of the program become invalid."""
         self._checked("configure", settings)
+        self.generation += 1
 
     def inject(self, failure: str) -> None:
         """Plan a failure: KIND[:device=D][;n=N][;kernel=NAME].
