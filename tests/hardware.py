@@ -2,15 +2,19 @@
 
 A test of the whole matrix exists once for each machine. Those for a machine that is not here are deselected when they
 are collected, and the summary counts them in one line for each machine. `--gpu` runs those that need a GPU in any case.
+If the environment variable `MPI_GPUCOMP_SIMULATED_CUDA` is set, GPUs are simulated, with the settings that it has.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from functools import cache
 from typing import Any
 
 import pytest
+from simulated_cuda import SETTINGS, Machine, machine
+from simulated_cuda.cupy_standin import install
 
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.build import LIBRARIES
@@ -20,12 +24,18 @@ from mpi_gpucomp.errors import DeviceError
 GPU = "cuda:0"
 GPU_FIXTURES = {"gpu"}
 """Fixtures that are a GPU or a stream of one: tests that use them need one without a marker of their own."""
+SIMULATED: Machine | None = None
+"""The simulated CUDA machine, if GPUs are simulated."""
 DESELECTED = pytest.StashKey[dict[str, int]]()
 
 HOSTS = [pytest.param(level, marks=pytest.mark.needs(level)) for level in LIBRARIES]
 """The host library at each instruction set."""
 MACHINES = [*HOSTS, pytest.param(GPU, marks=pytest.mark.needs(GPU))]
 """All machines that run kernels, as parameters of a test or a fixture."""
+
+if SETTINGS in os.environ:
+    install()
+    SIMULATED = machine()
 
 
 @cache
@@ -56,6 +66,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     config.addinivalue_line("markers", "needs(machine): run on this machine alone, such as cuda:0")
+
+
+def pytest_report_header() -> list[str]:
+    """Name the settings of simulated GPUs, so that a failure can be repeated."""
+    return [f"simulated GPUs: {SETTINGS}={os.environ[SETTINGS]}"] if SIMULATED is not None else []
 
 
 @pytest.hookimpl(trylast=True)

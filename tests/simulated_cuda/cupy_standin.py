@@ -756,7 +756,7 @@ def _end_capsule(capsule: int) -> None:
             _exported.pop(_pointer_of(capsule, name), None)
 
 
-class ndarray:  # noqa: N801 - CuPy's name
+class ndarray:
     """An array in GPU memory; its arithmetic is done on the host, behind the current stream."""
 
     def __init__(
@@ -791,7 +791,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return self._model().flags
 
     @property
-    def T(self) -> ndarray:  # noqa: N802 - numpy's name
+    def T(self) -> ndarray:
         return self._view(self._model().T)
 
     def _model(self) -> np.ndarray[Any, Any]:
