@@ -46,6 +46,7 @@ def _no_findings() -> Iterator[None]:
     """Fail a test in which the simulated CUDA machine found something, if GPUs are simulated."""
     yield
     if SIMULATED is not None:
+        SIMULATED.repair()
         SIMULATED.check()
 
 

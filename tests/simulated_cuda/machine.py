@@ -105,6 +105,10 @@ class Machine:
         self.clear()
         assert not found, "the simulated CUDA machine found:\n" + "\n".join(found)
 
+    def repair(self) -> None:
+        """Make failed devices work again, which no real one does, and drop planned failures."""
+        self.driver.simcuda_repair()
+
     def mark(self) -> None:
         """Take what exists now for no leak."""
         self.driver.simcuda_mark()

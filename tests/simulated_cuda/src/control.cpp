@@ -124,3 +124,13 @@ CONTROL const char *simcuda_fault(int device) {
     Guard guard(machine().lock);
     return give(machine().devices.at((size_t)device)->fault_text);
 }
+
+// Makes failed devices work again, which no real one does: the next test starts on a device that works.
+CONTROL void simcuda_repair() {
+    Guard guard(machine().lock);
+    machine().injections.clear();
+    for (auto &device : machine().devices) {
+        device->fault = CUDA_SUCCESS;
+        device->fault_text.clear();
+    }
+}

@@ -285,7 +285,7 @@ public:
     std::mt19937_64 random;
     std::vector<std::string> op_names;
     u64 calls = 0, event_count = 0, allocation_count = 0;
-    std::map<u64, int> opened;  // pages of device memory that a kernel reached by an address that it read from memory
+    std::set<u64> opened;  // pages of device memory that a kernel reached by an address that it read from memory
 
 private:
     Machine();

@@ -74,16 +74,9 @@ Range own_image() {
     siglongjmp(recorder.out, 1);
 }
 
-// Makes device memory reachable by the address that the program has, for a kernel that read the address from memory.
-void open_page(u64 address) {
-    const u64 page = address / PAGE * PAGE;
-    if (recorder.machine->opened[page]++ == 0) mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE);
-}
-
-void record_access(u64 given, u64 nbytes, bool write) {
+void record_access(u64 address, u64 nbytes, bool write) {
     Recorder &r = recorder;
     if (!r.active) return;
-    u64 address = given;
     if (address - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS) address -= ALIAS_OFFSET;
     else if (address >= r.stack_start && address < r.stack_end) return;
     const u64 end = address + nbytes;
@@ -93,7 +86,6 @@ void record_access(u64 given, u64 nbytes, bool write) {
             bool inside = false;
             for (const Range &range : r.known) inside |= run.start >= range.start && end <= range.end;
             if (!inside) break;
-            if (given == address) break;
             run.end = end;
             return;
         }
@@ -110,10 +102,6 @@ void record_access(u64 given, u64 nbytes, bool write) {
         if (end > allocation->end()) stop(address, nbytes, write);
         if (allocation->kind == MemoryKind::DEVICE && allocation->device != r.stream->device) stop(address, nbytes, write);
         r.known[r.next_known++ % KNOWN] = {allocation->start, allocation->end()};
-    }
-    if (given == address && address - PUBLIC_BASE < HOST_WINDOW * WINDOW) {
-        open_page(address);
-        if ((end - 1) / PAGE != address / PAGE) open_page(end - 1);
     }
     Run &evicted = r.runs[write][r.oldest[write]++ % OPEN_RUNS];
     if (evicted.start < evicted.end) r.done[write].push_back({evicted.start, evicted.end});
@@ -134,10 +122,17 @@ using Entry = void (*)(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i6
 
 }  // namespace
 
-// Ends the kernel of this thread if an access of it that is not tracked has faulted.
+// Handles a fault of the kernel that this thread runs. A kernel that has read an address of this GPU from memory reaches it
+// as the program knows it, so that page is opened while the kernel runs. Anything else ends the kernel.
 bool kernel_fault(u64 address) {
-    if (!recorder.active) return false;
-    stop(address, 1, false);
+    Recorder &r = recorder;
+    if (!r.active) return false;
+    const u64 page = address / PAGE * PAGE;
+    const Allocation *allocation = r.machine->allocation_at(address);
+    const bool reachable = allocation && allocation->kind == MemoryKind::DEVICE && allocation->device == r.stream->device;
+    if (!reachable || !r.machine->opened.insert(page).second) stop(address, 1, false);
+    mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE);
+    return true;
 }
 
 CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
@@ -194,7 +189,7 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
 #if defined(__SSE2__)
     _mm_setcsr(mode);
 #endif
-    for (const auto &entry : opened) mprotect((void *)entry.first, PAGE, PROT_NONE);
+    for (const u64 page : opened) mprotect((void *)page, PAGE, PROT_NONE);
     opened.clear();
     if (failed) {
         const u64 address = r.wrong - (r.wrong - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS ? ALIAS_OFFSET : 0);
