@@ -8,6 +8,7 @@ If the environment variable `MPI_GPUCOMP_SIMULATED_CUDA` is set, GPUs are simula
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -22,6 +23,9 @@ from mpi_gpucomp.device.library import cpu_flags, supported_levels
 from mpi_gpucomp.errors import DeviceError
 
 GPU = "cuda:0"
+NVCOMP = "nvCOMP on a real GPU"
+"""What tests of its codecs on a GPU need: nvCOMP does not run on a simulated one."""
+NVCOMP_TESTS = re.compile(r"test_nvcomp|test_codecs_on_a_gpu|\[.*\b(lz4|snappy|zstd|deflate|gdeflate|ans|bitcomp|cascaded)\b")
 GPU_FIXTURES = {"gpu"}
 """Fixtures that are a GPU or a stream of one: tests that use them need one without a marker of their own."""
 SIMULATED: Machine | None = None
@@ -41,6 +45,8 @@ if SETTINGS in os.environ:
 @cache
 def missing(machine: str) -> str:
     """Return why a machine cannot be used here, or an empty string."""
+    if machine == NVCOMP:
+        return "GPUs are simulated"
     if machine in LIBRARIES:
         return "" if machine in supported_levels(cpu_flags()) else f"this processor does not support {machine}"
     try:
@@ -52,10 +58,11 @@ def missing(machine: str) -> str:
 
 def needed(item: pytest.Item) -> str | None:
     """Return the machine that a test needs, if it needs a particular one."""
-    if GPU_FIXTURES & set(getattr(item, "fixturenames", ())):
-        return GPU
     marker = item.get_closest_marker("needs")
-    return marker.args[0] if marker else None
+    machine: str | None = marker.args[0] if marker else None
+    if GPU_FIXTURES & set(getattr(item, "fixturenames", ())):
+        machine = GPU
+    return NVCOMP if machine == GPU and SIMULATED is not None and NVCOMP_TESTS.search(item.nodeid) else machine
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

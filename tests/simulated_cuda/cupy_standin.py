@@ -25,10 +25,10 @@ import numpy as np
 
 from .machine import CudaError, machine
 
-__all__ = ["install", "installed"]
+__all__ = ["SIMULATED_NVRTC", "install", "installed"]
 
-NOT_READY = 600
-MEMORY_TYPES = {0: 0, 1: 1, 2: 2}
+SIMULATED_NVRTC = (0, 0)
+"""The version of the stand-in for NVRTC, which compiles nothing."""
 RUNTIME_NAMES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "cudaErrorMemoryAllocation",
     "CUDA_ERROR_NOT_INITIALIZED": "cudaErrorInitializationError",
@@ -1049,7 +1049,7 @@ def _nvrtc() -> ModuleType:
     module = ModuleType("cupy_backends.cuda.libs.nvrtc")
     module.__dict__.update(
         NVRTCError=NVRTCError,
-        getVersion=lambda: (0, 0),
+        getVersion=lambda: SIMULATED_NVRTC,
         getSupportedArchs=lambda: [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121],
         createProgram=lambda source, name, headers, includes: SimpleNamespace(family=Path(name).stem),
         compileProgram=lambda program, options: None,
