@@ -25,7 +25,9 @@ from mpi_gpucomp.errors import DeviceError
 GPU = "cuda:0"
 NVCOMP = "nvCOMP on a real GPU"
 """What tests of its codecs on a GPU need: nvCOMP does not run on a simulated one."""
-NVCOMP_TESTS = re.compile(r"test_nvcomp|test_codecs_on_a_gpu|\[.*\b(lz4|snappy|zstd|deflate|gdeflate|ans|bitcomp|cascaded)\b")
+NVCOMP_TESTS = re.compile(
+    r"test_nvcomp|test_codecs_on_a_gpu|\[.*\b(lz4|snappy|zstd|deflate|gdeflate|ans|bitcomp|cascaded)\b"
+)
 GPU_FIXTURES = {"gpu"}
 """Fixtures that are a GPU or a stream of one: tests that use them need one without a marker of their own."""
 SIMULATED: Machine | None = None

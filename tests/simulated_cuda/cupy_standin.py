@@ -501,7 +501,7 @@ class Stream(BaseStream):
 
 
 class ExternalStream(BaseStream):
-    """A stream of somebody else's."""
+    """A stream that another library has made."""
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
         self.ptr, self.device_id = ptr, device_id
@@ -555,7 +555,7 @@ class MemoryAsync(Memory):
 
 
 class UnownedMemory:
-    """Memory of somebody else's."""
+    """Memory that another library has allocated."""
 
     def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
         self.ptr, self.size, self._owner = ptr, size, owner

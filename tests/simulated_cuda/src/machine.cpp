@@ -159,6 +159,8 @@ void Machine::reset() {
     seen_.clear();
     injections.clear();
     op_names.assign(1, "nothing");
+    protected_pages.clear();
+    host_functions_queued = 0;
     random.seed(settings.seed + 1000003 * rank_of_process());
     starved_ = nullptr;
     queued_ = 0;
@@ -437,6 +439,8 @@ CUresult Machine::put(std::unique_lock<std::mutex> &guard, Stream &stream, Op op
         }
     }
     for (Allocation *used : op.uses) ++used->users;
+    if (op.kind == Op::HOST_FUNCTION) ++host_functions_queued;
+    if (op.kind == Op::COPY || op.kind == Op::FILL) protect(op);
     stream.queue.push_back(std::move(op));
     ++queued_;
     if (settings.starve && ++puts_ % 64 == 1) {
@@ -500,6 +504,7 @@ void Machine::run(Stream &stream) {
     stream.queue.pop_front();
     --queued_;
     perform(stream, taken);
+    unprotect(taken);
     for (Allocation *used : taken.uses) --used->users;
     erase_if_over(stream);
     changed.notify_all();
@@ -584,6 +589,8 @@ void Machine::fail(Device &device, CUresult code, const std::string &why) {
             Op &dropped = stream.queue.back();
             if (dropped.kind == Op::RECORD) dropped.record->done = true;
             for (Allocation *used : dropped.uses) --used->users;
+            if (dropped.kind == Op::HOST_FUNCTION) --host_functions_queued;
+            unprotect(dropped);
             stream.queue.pop_back();
             --queued_;
         }
@@ -634,7 +641,7 @@ CUresult Machine::wait_device(std::unique_lock<std::mutex> &guard, Device &devic
 void Machine::start_threads() {
     threads_ = true;
     std::thread([this] { host_functions(); }).detach();
-    if (settings.background_ms > 0) std::thread([this] { background(); }).detach();
+    std::thread([this] { background(); }).detach();
 }
 
 void Machine::host_functions() {
@@ -645,12 +652,14 @@ void Machine::host_functions() {
         host_queue_.pop_front();
         const CUhostFn function = stream->queue.front().host_function;
         void *const user = stream->queue.front().user;
+        host.join(stream->queue.front().clock);  // the function may say so to other threads
         guard.unlock();
         function(user);
         guard.lock();
         Op op = std::move(stream->queue.front());
         stream->queue.pop_front();
         if (queued_) --queued_;
+        if (host_functions_queued) --host_functions_queued;
         time_op(*stream, op, 0);
         erase_if_over(*stream);
         changed.notify_all();

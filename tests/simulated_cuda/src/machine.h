@@ -132,7 +132,7 @@ struct Op {
     u64 number = 0;
     Clock clock;
     double issued = 0, start = 0, end = 0;
-    bool counted = true, running = false;
+    bool counted = true, running = false, protects = false;
     const Kernel *kernel = nullptr;
     std::vector<i64> integers;
     std::vector<double> doubles;
@@ -265,6 +265,9 @@ public:
     void host_access(u64 address, u64 nbytes, bool write, const std::string &what);
     std::string describe_op(u64 number) const;
     u8 *reachable(u64 address);
+    void protect(Op &op);
+    void unprotect(Op &op);
+    bool host_hazard(u64 address);
     CUresult run_kernel(Stream &stream, Op &op, u64 *moved);
     std::string describe(const Op &op, const Stream &stream) const;
 
@@ -285,6 +288,11 @@ public:
     std::mt19937_64 random;
     std::vector<std::string> op_names;
     u64 calls = 0, event_count = 0, allocation_count = 0;
+    struct Unfinished {
+        u32 writers = 0, readers = 0;
+    };
+    std::map<u64, Unfinished> protected_pages;  // pages of host memory that queued copies access completely
+    u64 host_functions_queued = 0;
     std::set<u64> opened;  // pages of device memory that a kernel reached by an address that it read from memory
 
 private:

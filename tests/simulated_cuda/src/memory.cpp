@@ -28,14 +28,15 @@ bool kernel_fault(u64 address);
 static void on_fault(int number, siginfo_t *info, void *context) {
     const u64 address = (u64)info->si_addr;
     if (kernel_fault(address)) return;
+    Machine &machine = Machine::get();
     if (in_windows(address)) {
-        Machine &machine = Machine::get();
-        const bool locked = machine.lock.try_lock();
+        // Neither the machine's own code nor that of kernels comes here: the lock is not held by this thread.
+        std::unique_lock<std::mutex> guard(machine.lock);
+        if (machine.host_hazard(address)) return;
         Allocation *allocation = machine.allocation_at(address, true);
         const std::string where = allocation ? allocation->describe(address) : text("address %#llx, which is not allocated", (unsigned long long)address);
         machine.find("host: the host accesses " + where);
         fprintf(stderr, "simulated CUDA: the host accesses %s\n", where.c_str());
-        if (locked) machine.lock.unlock();
     }
     if (previous_action.sa_flags & SA_SIGINFO && previous_action.sa_sigaction) return previous_action.sa_sigaction(number, info, context);
     if (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN) {
@@ -65,6 +66,85 @@ static bool open_window(int window) {
         madvise(wanted, WINDOW, MADV_DONTDUMP);
     }
     window_files[window] = file;
+    return true;
+}
+
+// The host must not access memory that a queued copy writes, nor write memory that one reads: the pages that such a copy
+// covers completely are protected until it has run. Not behind a host function: then the host may still have its turn.
+void Machine::protect(Op &op) {
+    if (!settings.protect || host_functions_queued || op.nbytes < PAGE) return;
+    const auto add = [&](u64 address, bool write) {
+        const u64 first = round_up(address, PAGE), last = (address + op.nbytes) / PAGE * PAGE;
+        if (address - (PUBLIC_BASE + HOST_WINDOW * WINDOW) >= WINDOW || first >= last) return;
+        op.protects = true;
+        for (u64 page = first; page < last; page += PAGE) ++(write ? protected_pages[page].writers : protected_pages[page].readers);
+        // Where another copy already writes, reading stays forbidden.
+        for (u64 page = first; page < last;) {
+            u64 end = page;
+            const bool written = protected_pages[page].writers;
+            while (end < last && (protected_pages[end].writers != 0) == written) end += PAGE;
+            mprotect((void *)page, end - page, written ? PROT_NONE : PROT_READ);
+            page = end;
+        }
+    };
+    if (op.staged.empty() && op.kind == Op::COPY) add(op.from, false);
+    add(op.to, true);
+}
+
+void Machine::unprotect(Op &op) {
+    if (!op.protects) return;
+    const auto remove = [&](u64 address, bool write) {
+        const u64 first = round_up(address, PAGE), last = (address + op.nbytes) / PAGE * PAGE;
+        if (address - (PUBLIC_BASE + HOST_WINDOW * WINDOW) >= WINDOW || first >= last) return;
+        for (u64 page = first; page < last; page += PAGE) {
+            const auto known = protected_pages.find(page);
+            if (known == protected_pages.end()) continue;
+            u32 &users = write ? known->second.writers : known->second.readers;
+            if (users) --users;
+        }
+        for (u64 page = first; page < last;) {
+            const auto mode = [&](u64 at) {
+                const auto known = protected_pages.find(at);
+                if (known == protected_pages.end()) return PROT_READ | PROT_WRITE;
+                return known->second.writers ? PROT_NONE : known->second.readers ? PROT_READ : PROT_READ | PROT_WRITE;
+            };
+            const int wanted = mode(page);
+            u64 end = page;
+            while (end < last && mode(end) == wanted) end += PAGE;
+            mprotect((void *)page, end - page, wanted);
+            page = end;
+        }
+        for (u64 page = first; page < last; page += PAGE) {
+            const auto known = protected_pages.find(page);
+            if (known != protected_pages.end() && !known->second.writers && !known->second.readers) protected_pages.erase(known);
+        }
+    };
+    if (op.staged.empty() && op.kind == Op::COPY) remove(op.from, false);
+    remove(op.to, true);
+}
+
+// Finds what the host does to protected memory, and lets it.
+bool Machine::host_hazard(u64 address) {
+    const u64 page = address / PAGE * PAGE;
+    const auto known = protected_pages.find(page);
+    if (known == protected_pages.end()) {
+        // Another thread may have run the copy since.
+        const Allocation *allocation = allocation_at(address);
+        if (!allocation || allocation->kind == MemoryKind::DEVICE) return false;
+        mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE);
+        return true;
+    }
+    for (auto &entry : streams)
+        for (const Op &op : entry.second->queue) {
+            if (!op.protects) continue;
+            const bool writes = address - op.to < op.nbytes;
+            const bool reads = op.kind == Op::COPY && op.staged.empty() && address - op.from < op.nbytes;
+            if (!writes && !reads) continue;
+            find(text("host: the host %s ", writes ? "accesses" : "writes") + allocation_at(address)->describe(address) + ", which an unfinished " +
+                 describe_op(op.number) + (writes ? " writes" : " reads"));
+        }
+    protected_pages.erase(known);
+    mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE);
     return true;
 }
 

@@ -129,7 +129,7 @@ bool kernel_fault(u64 address) {
     if (!r.active) return false;
     const u64 page = address / PAGE * PAGE;
     const Allocation *allocation = r.machine->allocation_at(address);
-    const bool reachable = allocation && allocation->kind == MemoryKind::DEVICE && allocation->device == r.stream->device;
+    const bool reachable = allocation && (allocation->kind != MemoryKind::DEVICE || allocation->device == r.stream->device);
     if (!reachable || !r.machine->opened.insert(page).second) stop(address, 1, false);
     mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE);
     return true;
@@ -189,7 +189,11 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
 #if defined(__SSE2__)
     _mm_setcsr(mode);
 #endif
-    for (const u64 page : opened) mprotect((void *)page, PAGE, PROT_NONE);
+    for (const u64 page : opened) {
+        const auto known = protected_pages.find(page);
+        const bool readable = known != protected_pages.end() && !known->second.writers;
+        mprotect((void *)page, PAGE, readable ? PROT_READ : PROT_NONE);
+    }
     opened.clear();
     if (failed) {
         const u64 address = r.wrong - (r.wrong - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS ? ALIAS_OFFSET : 0);
