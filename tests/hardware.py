@@ -119,7 +119,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Write one line for each missing machine."""
-    for machine, count in config.stash.get(DESELECTED, {}).items():
-        what = "a GPU; none found" if machine == GPU else machine
+    for needed_machine, count in config.stash.get(DESELECTED, {}).items():
+        what = "a GPU; none found" if needed_machine == GPU else needed_machine
         tests = "1 test needs" if count == 1 else f"{count} tests need"
-        terminalreporter.write_line(f"{tests} {what}: {missing(machine)}")
+        terminalreporter.write_line(f"{tests} {what}: {missing(needed_machine)}")

@@ -36,8 +36,9 @@ using i64 = int64_t;
 constexpr int HOST = 0;
 constexpr int MAX_DEVICES = 15;
 constexpr int HOST_WINDOW = MAX_DEVICES;
-constexpr u64 PUBLIC_BASE = 0x200000000000, ALIAS_OFFSET = 0x100000000000;
-constexpr u64 WINDOW = 1ull << 40, WINDOWS = 1ull << 44, PAGE = 4096;
+// Away from where programs, PMIx and the kernel put memory. Addresses are not used twice, so windows are large.
+constexpr u64 WINDOW = 1ull << 38, WINDOWS = WINDOW * (MAX_DEVICES + 1), PAGE = 4096;
+constexpr u64 PUBLIC_BASE = 0x100000000000, ALIAS_OFFSET = WINDOWS;
 
 std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
