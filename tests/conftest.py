@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hardware import (
     GPU,
+    SIMULATED,
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_report_header,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,
@@ -26,6 +30,7 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_report_header",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
     "pytest_testnodedown",
@@ -34,6 +39,15 @@ __all__ = [
 # No test asserts a time: the machine may be shared and busy.
 settings.register_profile("patient")
 settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def _no_findings() -> Iterator[None]:
+    """Fail a test in which the simulated CUDA machine found something, if GPUs are simulated."""
+    yield
+    if SIMULATED is not None:
+        SIMULATED.repair()
+        SIMULATED.check()
 
 
 @pytest.fixture

@@ -2,15 +2,20 @@
 
 A test of the whole matrix exists once for each machine. Those for a machine that is not here are deselected when they
 are collected, and the summary counts them in one line for each machine. `--gpu` runs those that need a GPU in any case.
+If the environment variable `MPI_GPUCOMP_SIMULATED_CUDA` is set, GPUs are simulated, with the settings that it has.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from functools import cache
 from typing import Any
 
 import pytest
+from simulated_cuda import SETTINGS, Machine, machine
+from simulated_cuda.cupy_standin import install
 
 from mpi_gpucomp.device import get_device
 from mpi_gpucomp.device.build import LIBRARIES
@@ -18,8 +23,15 @@ from mpi_gpucomp.device.library import cpu_flags, supported_levels
 from mpi_gpucomp.errors import DeviceError
 
 GPU = "cuda:0"
+NVCOMP = "nvCOMP on a real GPU"
+"""What tests of its codecs on a GPU need: nvCOMP does not run on a simulated one."""
+NVCOMP_TESTS = re.compile(
+    r"test_nvcomp|test_codecs_on_a_gpu|\[.*\b(lz4|snappy|zstd|deflate|gdeflate|ans|bitcomp|cascaded)\b"
+)
 GPU_FIXTURES = {"gpu"}
 """Fixtures that are a GPU or a stream of one: tests that use them need one without a marker of their own."""
+SIMULATED: Machine | None = None
+"""The simulated CUDA machine, if GPUs are simulated."""
 DESELECTED = pytest.StashKey[dict[str, int]]()
 
 HOSTS = [pytest.param(level, marks=pytest.mark.needs(level)) for level in LIBRARIES]
@@ -27,10 +39,16 @@ HOSTS = [pytest.param(level, marks=pytest.mark.needs(level)) for level in LIBRAR
 MACHINES = [*HOSTS, pytest.param(GPU, marks=pytest.mark.needs(GPU))]
 """All machines that run kernels, as parameters of a test or a fixture."""
 
+if SETTINGS in os.environ:
+    install()
+    SIMULATED = machine()
+
 
 @cache
 def missing(machine: str) -> str:
     """Return why a machine cannot be used here, or an empty string."""
+    if machine == NVCOMP:
+        return "GPUs are simulated"
     if machine in LIBRARIES:
         return "" if machine in supported_levels(cpu_flags()) else f"this processor does not support {machine}"
     try:
@@ -42,10 +60,11 @@ def missing(machine: str) -> str:
 
 def needed(item: pytest.Item) -> str | None:
     """Return the machine that a test needs, if it needs a particular one."""
-    if GPU_FIXTURES & set(getattr(item, "fixturenames", ())):
-        return GPU
     marker = item.get_closest_marker("needs")
-    return marker.args[0] if marker else None
+    machine: str | None = marker.args[0] if marker else None
+    if GPU_FIXTURES & set(getattr(item, "fixturenames", ())):
+        machine = GPU
+    return NVCOMP if machine == GPU and SIMULATED is not None and NVCOMP_TESTS.search(item.nodeid) else machine
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +75,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     config.addinivalue_line("markers", "needs(machine): run on this machine alone, such as cuda:0")
+
+
+def pytest_report_header() -> list[str]:
+    """Name the settings of simulated GPUs, so that a failure can be repeated."""
+    return [f"simulated GPUs: {SETTINGS}={os.environ[SETTINGS]}"] if SIMULATED is not None else []
 
 
 @pytest.hookimpl(trylast=True)
@@ -95,7 +119,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Write one line for each missing machine."""
-    for machine, count in config.stash.get(DESELECTED, {}).items():
-        what = "a GPU; none found" if machine == GPU else machine
+    for needed_machine, count in config.stash.get(DESELECTED, {}).items():
+        what = "a GPU; none found" if needed_machine == GPU else needed_machine
         tests = "1 test needs" if count == 1 else f"{count} tests need"
-        terminalreporter.write_line(f"{tests} {what}: {missing(machine)}")
+        terminalreporter.write_line(f"{tests} {what}: {missing(needed_machine)}")

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from simulated_cuda import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ["tests/golden/test_golden.py", "-k", "none and float32"]
 WITHOUT_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": ""}
+WITHOUT_GPU.pop(SETTINGS, None)  # nor a simulated one
 
 
 def run_pytest(*arguments: str) -> str:
