@@ -10,7 +10,7 @@ constexpr u64 MODULUS = 65521;
 
 // Zero between two frames. A codec's kernels write size and status.
 struct FrameState {
-    u64 unweighted, weighted, warps, size, status;
+    u64 unweighted, weighted, tiles, size, status;
 };
 
 // The report: what the host reads when the kernel has completed.
@@ -52,12 +52,13 @@ DEVICE Sums sums_of(const u8 *bytes, i64 length) {
     return {reduce_sum(sum), reduce_sum(positions)};
 }
 
-// Adds the sums of this warp's tiles; returns true in the last warp, which sees those of all.
-DEVICE bool add_sums(i64 first, i64 last, const u8 *payload, i64 nbytes, FrameState *state) {
-    u64 unweighted = 0, weighted = 0;
+// Adds the sums of this warp's tiles, of `tiles` in all; returns true in the last warp, which sees those of all.
+DEVICE bool add_sums(i64 first, i64 last, i64 tiles, const u8 *payload, i64 nbytes, FrameState *state) {
+    u64 unweighted = 0, weighted = 0, done = 0;
     FOR_TILES(t) {
         const i64 start = t * TILE, left = nbytes - start;
-        if (left <= 0) break;
+        ++done;
+        if (left <= 0) continue;
         const Sums sums = sums_of(payload + start, left < TILE ? left : TILE);
         // Each byte counts once per byte from it to the end; one more MODULUS keeps the difference positive.
         unweighted += sums.unweighted;
@@ -69,7 +70,7 @@ DEVICE bool add_sums(i64 first, i64 last, const u8 *payload, i64 nbytes, FrameSt
             atomic_add(&state->weighted, weighted);
         }
     }
-    return last_warp(&state->warps);
+    return last_warp(&state->tiles, done, (u64)tiles);
 }
 
 // Adler-32 of a header with zeros in the field of the checksum, and of the payload behind it. For one lane.
@@ -94,11 +95,11 @@ DEVICE void end_frame(FrameState *state, Report *report, u64 size, u64 status) {
 }
 
 // Writes the header of a frame whose payload of `base` + `slope` * state->size bytes is in place. `kind` is the first
-// word of the header, with the flag for a checksum. Launched with the tiles of the longest payload.
-KERNEL(frame_seal, u8 *frame, FrameState *state, i64 base, i64 slope, u64 kind, u64 wire_id, u64 sequence, u64 decoded_bytes,
+// word of the header, with the flag for a checksum. Launched with the `tiles` of the longest payload, at least one.
+KERNEL(frame_seal, u8 *frame, FrameState *state, i64 tiles, i64 base, i64 slope, u64 kind, u64 wire_id, u64 sequence, u64 decoded_bytes,
        Report *report) {
     const u64 nbytes = (u64)(base + slope * (i64)state->size);
-    if (!add_sums(first, last, frame + HEADER_BYTES, (i64)nbytes, state)) return;
+    if (!add_sums(first, last, tiles, frame + HEADER_BYTES, (i64)nbytes, state)) return;
     ONE_LANE {
         u64 header[HEADER_BYTES / 8] = {kind, wire_id, sequence, decoded_bytes, nbytes, 0};
         header[1] |= (u64)checksum_of(header, state, nbytes) << 32;
@@ -108,8 +109,8 @@ KERNEL(frame_seal, u8 *frame, FrameState *state, i64 base, i64 slope, u64 kind, 
 }
 
 // Reports whether the checksum of a frame is right, with the status of the kernels that have decoded it.
-KERNEL(frame_verify, const u8 *frame, FrameState *state, i64 nbytes, Report *report) {
-    if (!add_sums(first, last, frame + HEADER_BYTES, nbytes, state)) return;
+KERNEL(frame_verify, const u8 *frame, FrameState *state, i64 tiles, i64 nbytes, Report *report) {
+    if (!add_sums(first, last, tiles, frame + HEADER_BYTES, nbytes, state)) return;
     ONE_LANE {
         const u64 *header = (const u64 *)frame;
         const bool checked = header[0] >> 40 & 2;

@@ -37,16 +37,17 @@ DEVICE void atomic_or(u64 *where, u64 bits) { atomicOr(where, bits); }
 DEVICE void atomic_add(u32 *where, u32 amount) { atomicAdd(where, amount); }
 DEVICE void atomic_add(u64 *where, u64 amount) { atomicAdd(where, amount); }
 
-// Returns true in the last warp of the grid that comes here; it sees what the others have written before. `*count` must
-// be zero at launch.
-DEVICE bool last_warp(u64 *count) {
+// Adds the tiles that this warp has done to *done, which is zero at launch. Returns true in the warp that brings it to
+// `all`: it sees what the others have written before.
+DEVICE bool last_warp(u64 *done, u64 mine, u64 all) {
     u64 before = 0;
+    if (!mine) return false;
     __threadfence();
     __syncwarp();
-    ONE_LANE before = atomicAdd(count, 1ull);
+    ONE_LANE before = atomicAdd(done, mine);
     before = __shfl_sync(ALL_LANES, before, 0);
     __threadfence();
-    return before == (u64)gridDim.x * WARPS_PER_BLOCK - 1;
+    return before + mine == all;
 }
 // Between the lanes of one warp only.
 DEVICE void warp_atomic_or(u32 *where, u32 bits) { atomicOr(where, bits); }

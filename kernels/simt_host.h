@@ -60,7 +60,9 @@ DEVICE void warp_sync() {}
 DEVICE void atomic_or(u64 *where, u64 bits) { __atomic_fetch_or(where, bits, __ATOMIC_RELAXED); }
 DEVICE void atomic_add(u32 *where, u32 amount) { __atomic_fetch_add(where, amount, __ATOMIC_RELAXED); }
 DEVICE void atomic_add(u64 *where, u64 amount) { __atomic_fetch_add(where, amount, __ATOMIC_RELAXED); }
-DEVICE bool last_warp(u64 *) { return true; }  // kernels that use it are run over all tiles by one worker
+DEVICE bool last_warp(u64 *done, u64 mine, u64 all) {
+    return mine && __atomic_fetch_add(done, mine, __ATOMIC_ACQ_REL) + mine == all;
+}
 DEVICE void warp_atomic_or(u32 *where, u32 bits) { *where |= bits; }
 DEVICE void warp_atomic_add(u32 *where, u32 amount) { *where += amount; }
 

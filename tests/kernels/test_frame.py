@@ -28,7 +28,9 @@ def tiles(nbytes: int) -> int:
     return max(1, -(-nbytes // TILE))
 
 
-def seal(machine: Machine, payload: bytes, *, base: int, slope: int, size: int, status: int = 0) -> np.ndarray:
+def seal(
+    machine: Machine, payload: bytes, *, base: int, slope: int, size: int, status: int = 0, calls: int = 3
+) -> np.ndarray:
     """Return a sealed frame; check the report, and that the state is zero again."""
     frame, state, report = machine.zeros(len(payload) + 64, np.uint8), machine.zeros(STATE, np.uint64), None
     report = machine.zeros(2, np.uint64)
@@ -36,7 +38,10 @@ def seal(machine: Machine, payload: bytes, *, base: int, slope: int, size: int, 
     state[3], state[4] = size, status
     kind = int.from_bytes(struct.pack("<4sBBBB", b"GPCF", VERSION, 2, BYTES.code, 0), "little")
     most = tiles(max(base + 9 * slope, len(payload)))
-    machine.launch("frame_seal", most, frame, state, base, slope, kind, 77, 5, len(payload) + 100, report)
+    machine.launch(
+        *("frame_seal", most, frame, state, most, base, slope, kind, 77, 5, len(payload) + 100, report),
+        calls=min(most, calls),
+    )
     assert not state.any()
     assert report.tolist() == [len(payload), status]
     return frame
@@ -45,7 +50,9 @@ def seal(machine: Machine, payload: bytes, *, base: int, slope: int, size: int, 
 def verify(machine: Machine, frame: np.ndarray, nbytes: int, status: int = 0) -> int:
     state, report = machine.zeros(STATE, np.uint64), machine.zeros(2, np.uint64)
     state[4] = status
-    machine.launch("frame_verify", tiles(nbytes), frame, state, nbytes, report)
+    machine.launch(
+        "frame_verify", tiles(nbytes), frame, state, tiles(nbytes), nbytes, report, calls=min(tiles(nbytes), 2)
+    )
     assert not state.any()
     return int(report[1])
 

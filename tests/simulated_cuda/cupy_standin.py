@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from mpi_gpucomp.device import cuda as cuda_device
+
 from .machine import CudaError, machine
 
 __all__ = ["SIMULATED_NVRTC", "install", "installed"]
@@ -344,6 +346,13 @@ def pointer_get_attributes(address: int) -> PointerAttributes:
 
 
 # cupy.cuda
+
+
+def context_get_current() -> int:
+    """Return the handle of this thread's context, 0 if it has none."""
+    context = ctypes.c_void_p()
+    machine().call("cuCtxGetCurrent", ctypes.byref(context))
+    return context.value or 0
 
 
 class Device:
@@ -1123,7 +1132,7 @@ def _modules() -> dict[str, ModuleType]:
     cupy, cuda, runtime, nvtx, driver = (ModuleType(name) for name in names)
     runtime.__dict__.update(RUNTIME)
     nvtx.__dict__.update(RangePush=lambda message, id_color=-1: None, RangePop=lambda: None, Mark=lambda message: None)
-    driver.__dict__.update(CUDADriverError=CUDADriverError)
+    driver.__dict__.update(CUDADriverError=CUDADriverError, ctxGetCurrent=context_get_current)
     for kind in CUDA:
         cuda.__dict__[kind.__name__] = kind
     cuda.__dict__.update(runtime=runtime, nvtx=nvtx, driver=driver)
@@ -1147,5 +1156,5 @@ def install() -> None:
     if installed():
         return
     assert "cupy" not in sys.modules, "CuPy has been imported"
-    machine()
+    cuda_device.DRIVER = str(machine().path)
     sys.modules.update(_modules())

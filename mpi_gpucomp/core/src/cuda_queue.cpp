@@ -63,7 +63,7 @@ void CudaQueue::start(Op *op) {
     const CudaDevice::Current current(device_);
     jobs_.emplace_back(op, stream_of(*op));
     Job &job = jobs_.back();
-    const int64_t nbytes = op->count * op->task->codec.itemsize;
+    const int64_t nbytes = op->nbytes = op->count * op->task->codec.itemsize;
     bool queued = error_.empty() && check(current.code, &job);
     if (queued) {
         switch (op->kind) {
@@ -179,10 +179,10 @@ bool CudaQueue::seal(Job &job, uint32_t wire_id, int64_t base, int64_t slope, bo
     int64_t kind;
     memcpy(&kind, &header, sizeof kind);
     const int64_t tiles = std::max<int64_t>(1, (most + CHECKSUM_TILE - 1) / CHECKSUM_TILE);
-    int64_t values[] = {(int64_t)job.frame, (int64_t)state_, base, slope, kind, (int64_t)wire_id, op.loop,
+    int64_t values[] = {(int64_t)job.frame, (int64_t)state_, tiles, base, slope, kind, (int64_t)wire_id, op.loop,
                         op.count * op.task->codec.itemsize, (int64_t)job.report};
     const int64_t blocks = (tiles + MOST_TILES_OF_CHECKSUM_BLOCK - 1) / MOST_TILES_OF_CHECKSUM_BLOCK;
-    return launch(job, device_.seal, tiles, blocks, values, 9);
+    return launch(job, device_.seal, tiles, blocks, values, 10);
 }
 
 // Copy the frame to the memory that it is sent from.
@@ -238,9 +238,9 @@ bool CudaQueue::decode(Job &job) {
     job.report = free_reports_.back();
     free_reports_.pop_back();
     const int64_t tiles = std::max<int64_t>(1, (nbytes + CHECKSUM_TILE - 1) / CHECKSUM_TILE);
-    int64_t values[] = {(int64_t)job.frame, (int64_t)state_, nbytes, (int64_t)job.report};
+    int64_t values[] = {(int64_t)job.frame, (int64_t)state_, tiles, nbytes, (int64_t)job.report};
     const int64_t blocks = (tiles + MOST_TILES_OF_CHECKSUM_BLOCK - 1) / MOST_TILES_OF_CHECKSUM_BLOCK;
-    return launch(job, device_.verify, tiles, blocks, values, 4) && mark(job, COMPUTE);
+    return launch(job, device_.verify, tiles, blocks, values, 5) && mark(job, COMPUTE);
 }
 
 // Work on the GPU
