@@ -6,8 +6,10 @@ A kind is a function that takes the values, one array for each block, and return
 from __future__ import annotations
 
 import array
+import os
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,10 @@ try:
     import torch
 except ImportError:
     torch = None
+
+cupy: Any = None
+if "MPI_GPUCOMP_SIMULATED_CUDA" in os.environ or Path("/proc/driver/nvidia").exists():
+    import cupy
 
 Values = Sequence[np.ndarray]
 """One array for each block."""
@@ -161,6 +167,38 @@ def strided_tensor(values: Values) -> Held:
     return Held(torch.from_numpy(base)[places], *within(base, places, whole))
 
 
+# GPU memory
+
+
+def on_gpu(values: Values) -> Held:
+    whole = cupy.asarray(joined(values))
+    return Held(whole, lambda: cupy.asnumpy(whole))
+
+
+def typed_on_gpu(values: Values) -> Held:
+    whole = cupy.asarray(joined(values))
+    return Held([whole, datatype(whole.dtype)], lambda: cupy.asnumpy(whole))
+
+
+def strided_on_gpu(values: Values) -> Held:
+    whole = joined(values)
+    base, places = empty(3 * whole.size + 2, whole.dtype), slice(1, 1 + 3 * whole.size, 3)
+    within(base, places, whole)
+    there = cupy.asarray(base)
+
+    def intact() -> bool:
+        return within(cupy.asnumpy(there), places, whole)[1]()
+
+    return Held(there[places], lambda: cupy.asnumpy(there)[places], intact)
+
+
+def scattered_on_gpu(values: Values) -> Held:
+    memory, counts, starts, _, _ = placed(values)
+    there = cupy.asarray(memory)
+    places = np.concatenate([np.arange(at, at + count) for at, count in zip(starts, counts, strict=True)]).astype(int)
+    return Held([there, counts, starts, datatype(memory.dtype)], lambda: cupy.asnumpy(there)[places])
+
+
 # To send only
 
 
@@ -234,6 +272,8 @@ HERE = [
     unaligned,
 ]
 TENSORS = [tensor, typed_tensor, strided_tensor] if torch else []
-RECEIVING: list[Kind] = HERE + TENSORS
+GPU = [on_gpu, typed_on_gpu, strided_on_gpu]
+RECEIVING: list[Kind] = HERE + TENSORS + (3 * GPU if cupy else [])
 SENDING: list[Kind] = [*RECEIVING, read_only, unchanging_bytes, backwards]
 VECTORS: list[Kind] = [vector, scattered, scattered_pair, scattered_in_gaps] + ([scattered_tensor] if torch else [])
+VECTORS += [scattered_on_gpu] * 3 if cupy else []

@@ -14,6 +14,7 @@ from itertools import chain, product
 from typing import Any
 
 from arithmetic import arithmetic
+from buffers import cupy
 from by_algorithm import SCHEDULED, every_algorithm, every_file, unsupported_ranks
 from calls import METHODS, OPERATIONS, REDUCING, ROOTED, SIZE, WORLD, Case
 from comparison import Comparison, Ledger
@@ -30,6 +31,8 @@ COUNTS = (0, 1, 3, 3000, 30_000)
 DTYPES = ("float32", "float64", "int32")
 INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int64", "uint64")
 COMPLEX = ("complex64", "complex128")
+GENERAL = "none" if cupy else "lz4"
+"""A codec for any type: nvCOMP does not run on a simulated GPU."""
 
 
 def cases() -> Iterator[Case]:
@@ -53,7 +56,7 @@ def options(case: Case) -> list[dict[str, Any]]:
     if case.method not in SCHEDULED:
         return [{}, {"chunk": 5000}]
     algorithm = algorithms(SCHEDULED[case.method])[0].name
-    codecs = ("none", "split", "mpc") if case.dtype in ("float32", "float64") else ("none", "lz4")
+    codecs = ("none", "split", "mpc") if case.dtype in ("float32", "float64") else ("none", GENERAL)
     chosen = [{"codec": codec, "chunk": 5000} for codec in codecs]
     chosen += [{"codec": codec, "name": f"{case.method}.{codec}"} for codec in codecs]
     chosen += [{"codec": codec, "algorithm": algorithm} for codec in codecs]

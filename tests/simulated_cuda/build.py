@@ -64,7 +64,11 @@ def kernel_layouts(source: Path) -> dict[str, str]:
         kinds = ""
         for argument in arguments.split(","):
             words = argument.split()
-            kinds += ("r" if words[0] == "const" else "w") if "*" in argument else {"i64": "q", "u64": "q", "double": "d"}[words[0]]
+            kinds += (
+                ("r" if words[0] == "const" else "w")
+                if "*" in argument
+                else {"i64": "q", "u64": "q", "double": "d"}[words[0]]
+            )
         layouts[name] = kinds
     return layouts
 
