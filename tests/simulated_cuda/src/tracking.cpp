@@ -22,8 +22,9 @@ namespace {
 
 constexpr int OPEN_RUNS = 8, KNOWN = 4;
 
+// Bytes accessed without a gap, and the end of their allocation.
 struct Run {
-    u64 start = 0, end = 0;
+    u64 start = 0, end = 0, limit = 0;
 };
 
 struct Recorder {
@@ -33,7 +34,7 @@ struct Recorder {
     const Op *op = nullptr;
     u64 stack_start = 0, stack_end = 0;
     Run runs[2][OPEN_RUNS];
-    int oldest[2] = {};
+    int oldest[2] = {}, latest[2] = {};
     std::vector<Range> done[2];
     Range known[KNOWN];
     int next_known = 0;
@@ -80,19 +81,22 @@ void record_access(u64 address, u64 nbytes, bool write) {
     if (address - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS) address -= ALIAS_OFFSET;
     else if (address >= r.stack_start && address < r.stack_end) return;
     const u64 end = address + nbytes;
-    for (Run &run : r.runs[write]) {
-        if (address >= run.start && end <= run.end) return;
-        if (address == run.end) {
-            bool inside = false;
-            for (const Range &range : r.known) inside |= run.start >= range.start && end <= range.end;
-            if (!inside) break;
-            run.end = end;
-            return;
-        }
+    const auto covers = [&](Run &run) {
+        if (address < run.start || address > run.end || end > run.limit) return false;
+        if (end > run.end) run.end = end;
+        return true;
+    };
+    Run *const runs = r.runs[write];
+    if (covers(runs[r.latest[write]])) return;
+    for (int i = 0; i < OPEN_RUNS; ++i) {
+        if (!covers(runs[i])) continue;
+        r.latest[write] = i;
+        return;
     }
-    bool inside = false;
-    for (const Range &range : r.known) inside |= address >= range.start && end <= range.end;
-    if (!inside) {
+    u64 limit = 0;
+    for (const Range &range : r.known)
+        if (address >= range.start && end <= range.end) limit = range.end;
+    if (!limit) {
         const Allocation *allocation = r.machine->allocation_at(address);
         if (!allocation) {
             const Range image = own_image();
@@ -101,11 +105,13 @@ void record_access(u64 address, u64 nbytes, bool write) {
         }
         if (end > allocation->end()) stop(address, nbytes, write);
         if (allocation->kind == MemoryKind::DEVICE && allocation->device != r.stream->device) stop(address, nbytes, write);
-        r.known[r.next_known++ % KNOWN] = {allocation->start, allocation->end()};
+        limit = allocation->end();
+        r.known[r.next_known++ % KNOWN] = {allocation->start, limit};
     }
-    Run &evicted = r.runs[write][r.oldest[write]++ % OPEN_RUNS];
+    r.latest[write] = r.oldest[write]++ % OPEN_RUNS;
+    Run &evicted = runs[r.latest[write]];
     if (evicted.start < evicted.end) r.done[write].push_back({evicted.start, evicted.end});
-    evicted = {address, end};
+    evicted = {address, end, limit};
 }
 
 std::vector<Range> merged(std::vector<Range> &ranges) {
