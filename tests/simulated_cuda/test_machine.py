@@ -546,10 +546,10 @@ def test_counts(program: Program) -> None:
     assert not program.machine.counts()
 
 
-@pytest.mark.parametrize(("gpu", "bandwidth"), [("A100", 32), ("H100", 64)])
-def test_the_models_clock_has_the_bandwidth_of_pcie(gpu: str, bandwidth: int) -> None:
+@pytest.mark.parametrize(("model", "bandwidth"), [("A100", 32), ("H100", 64)])
+def test_the_models_clock_has_the_bandwidth_of_pcie(model: str, bandwidth: int) -> None:
     made = machine()
-    made.configure(f"gpu={gpu},seed=5")
+    made.configure(f"gpu={model},seed=5")
     program = Program(made)
     size, streams = 16 << 20, [program.stream(), program.stream()]
     data, host = [program.alloc(size) for _ in streams], [program.pinned(size) for _ in streams]
