@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import Communicator, Request
+from tests.simulated_cuda import machine
 
 CASE, CODEC, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
 COMM = MPI.COMM_WORLD
@@ -82,9 +83,18 @@ def persistent(comm: Communicator) -> None:
             check(array, values(number), f"start {number}")
 
 
+def second_gpu(comm: Communicator) -> None:
+    """Use the second GPU alone; a context on the first one would be an accident."""
+    machine().expect_devices(1)
+    named_broadcasts(comm)
+
+
 CASES: dict[str, Callable[[Communicator], None]] = {
-    case.__name__: case for case in (broadcasts, named_broadcasts, reductions, gathering, messages, persistent)
+    case.__name__: case
+    for case in (broadcasts, named_broadcasts, reductions, gathering, messages, persistent, second_gpu)
 }
 
+if CASE == "second_gpu":
+    cupy.cuda.Device(1).use()
 with Communicator(COMM) as communicator:
     CASES[CASE](communicator)

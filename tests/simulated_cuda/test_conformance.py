@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch import needs_mpirun, run
@@ -29,7 +30,11 @@ SAMPLE = [
 SAMPLE += ["unit/test_contract.py", "unit/test_none.py", "kernels/test_checksum.py", "kernels/test_tiles.py", "golden"]
 EVERYTHING = ["unit", "kernels", "golden"]
 COUNT = 70000
-PERSISTENT = "a persistent request uses the stream that was current at its creation"
+KNOWN_DEFECTS = {
+    "persistent": "a persistent request uses the stream that was current at its creation",
+    "second_gpu": "the thread of the engine does not select the GPU: a context is created on the first one",
+}
+"""Cases that the machine finds to be wrong. Remove a line when its case passes."""
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +72,14 @@ def test_all_devices_and_codecs(settings: str) -> None:
     conform(EVERYTHING, settings, 3000)
 
 
-CASES = ["broadcasts", "named_broadcasts", "reductions", "gathering", "messages"]
+CASES: list[Any] = ["broadcasts", "named_broadcasts", "reductions", "gathering", "messages"]
+CASES += [pytest.param(case, marks=pytest.mark.xfail(reason=why, strict=False)) for case, why in KNOWN_DEFECTS.items()]
 
 
 @needs_mpirun
 @pytest.mark.parametrize("codec", ["none", "split", "zfp:rate=8"])
-@pytest.mark.parametrize(
-    "case", [*CASES, pytest.param("persistent", marks=pytest.mark.xfail(reason=PERSISTENT, strict=False))]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_collectives(settings: str, case: str, codec: str) -> None:
     arguments = ("-m", "tests.simulated_cuda", "tests/simulated_cuda/collectives.py", case, codec, str(COUNT))
-    done = run(2, *arguments, environment={SETTINGS: settings})
+    done = run(2, *arguments, environment={SETTINGS: f"{settings},devices=2"})
     assert (done.returncode, done.stderr) == (0, ""), f"{SETTINGS}={settings}\n{done.stderr[:6000]}"
