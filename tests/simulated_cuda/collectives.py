@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 from collections.abc import Callable
 
@@ -94,6 +96,8 @@ CASES: dict[str, Callable[[Communicator], None]] = {
     for case in (broadcasts, named_broadcasts, reductions, gathering, messages, persistent, second_gpu)
 }
 
+if patience := os.environ.get("SIMULATED_CUDA_PATIENCE"):
+    faulthandler.dump_traceback_later(float(patience), exit=True)
 if CASE == "second_gpu":
     cupy.cuda.Device(1).use()
 with Communicator(COMM) as communicator:
