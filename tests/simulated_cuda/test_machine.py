@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from mpi_gpucomp.device.build import kernels_directory
-from simulated_cuda import CudaError, Machine, machine
+from simulated_cuda import SETTINGS, CudaError, Machine, machine
 from simulated_cuda.build import kernel_layouts
 from simulated_cuda.program import Program
 
+pytestmark = pytest.mark.skipif(SETTINGS in os.environ, reason="these tests start the machine again: others use it")
 SEEDS = range(6)
 SIZE = 5000
 BIG = 1 << 16
