@@ -24,10 +24,12 @@ def main() -> int:
     install()
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    machine().drain()
-    for finding in machine().findings:
-        print(f"simulated CUDA: {finding}", file=sys.stderr)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        machine().drain()
+        for finding in machine().findings:
+            print(f"simulated CUDA: {finding}", file=sys.stderr)
     return FOUND if machine().findings else 0
 
 

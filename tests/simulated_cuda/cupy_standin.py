@@ -78,7 +78,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.generation = -1
         self.devices: list[int] = []
-        self.streams: dict[int, list[Stream]] = {}
+        self.streams: dict[int, list[BaseStream]] = {}
 
 
 _thread = _Thread()
@@ -313,16 +313,18 @@ _host_calls: dict[int, tuple[Callable[[Any], object], Any]] = {}
 _host_numbers = count(1)
 
 
-@_HOST_FUNCTION
 def _run_host_call(number: int) -> None:
     function, argument = _host_calls.pop(number)
     function(argument)
 
 
+_HOST_CALL = _HOST_FUNCTION(_run_host_call)
+
+
 def launch_host_func(stream: int, function: Callable[[Any], object], argument: Any) -> None:
     number = next(_host_numbers)
     _host_calls[number] = (function, argument)
-    _call("cuLaunchHostFunc", _handle(stream), _run_host_call, _handle(number))
+    _call("cuLaunchHostFunc", _handle(stream), _HOST_CALL, _handle(number))
 
 
 class PointerAttributes(SimpleNamespace):
@@ -753,16 +755,17 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.c_void_p, c
 _DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
-@_DELETER
 def _delete(address: int) -> None:
     _exported.pop(address, None)
 
 
-@_DELETER
 def _end_capsule(capsule: int) -> None:
     for name in (b"dltensor", b"dltensor_versioned"):
         if _is_valid(capsule, name):
             _exported.pop(_pointer_of(capsule, name), None)
+
+
+_DELETE, _END_CAPSULE = _DELETER(_delete), _DELETER(_end_capsule)
 
 
 class ndarray:
@@ -775,18 +778,16 @@ class ndarray:
         memptr: MemoryPointer | None = None,
         strides: tuple[int, ...] | None = None,
     ) -> None:
-        self.shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(x) for x in shape)
+        lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
+        self.shape: tuple[int, ...] = tuple(int(x) for x in lengths)
         self.dtype = np.dtype(dtype)
-        layout = np.lib.stride_tricks.as_strided(np.empty(1, self.dtype), self.shape, strides)
-        self.strides = (
-            np.empty(self.shape, self.dtype).strides if strides is None and 0 in self.shape else layout.strides
-        )
         if strides is None:
             steps, step = [], self.dtype.itemsize
             for length in reversed(self.shape):
                 steps.append(step)
                 step *= length
-            self.strides = tuple(reversed(steps))
+            strides = tuple(reversed(steps))
+        self.strides: tuple[int, ...] = strides
         self.size = int(np.prod(self.shape))
         self.nbytes, self.ndim, self.itemsize = self.size * self.dtype.itemsize, len(self.shape), self.dtype.itemsize
         self.data = alloc(self.nbytes) if memptr is None else memptr
@@ -907,16 +908,16 @@ class ndarray:
         with _on(self.data.device_id):
             return asarray(function(self.get(), *(x.get() if isinstance(x, ndarray) else x for x in others)))
 
-    def sum(self) -> ndarray:
+    def sum(self) -> Any:
         return self._with(np.sum)
 
-    def all(self) -> ndarray:
+    def all(self) -> Any:
         return self._with(np.all)
 
-    def any(self) -> ndarray:
+    def any(self) -> Any:
         return self._with(np.any)
 
-    def max(self) -> ndarray:
+    def max(self) -> Any:
         return self._with(np.max)
 
     @property
@@ -957,13 +958,13 @@ class ndarray:
         kind, ordinal = self.__dlpack_device__()
         code, bits = DLPACK_CODES[self.dtype.kind], 8 * self.itemsize
         managed.tensor = _DlTensor(self.data.ptr, kind, ordinal, self.ndim, code, bits, 1, shape, strides, 0)
-        managed.deleter = ctypes.cast(_delete, ctypes.c_void_p).value
+        managed.deleter = ctypes.cast(_DELETE, ctypes.c_void_p).value
         if versioned:
             managed.major, managed.minor = 1, 0
         address = ctypes.addressof(managed)
         _exported[address] = (managed, shape, strides, self)
         return _new_capsule(
-            address, b"dltensor_versioned" if versioned else b"dltensor", ctypes.cast(_end_capsule, ctypes.c_void_p)
+            address, b"dltensor_versioned" if versioned else b"dltensor", ctypes.cast(_END_CAPSULE, ctypes.c_void_p)
         )
 
 
@@ -973,7 +974,10 @@ def _add_operators() -> None:
         function = getattr(operator, f"__{name}__")
         setattr(ndarray, f"__{name}__", lambda self, other, function=function: self._with(function, other))
         if name not in ("lt", "le", "eq", "ne", "gt", "ge"):
-            swapped = lambda self, other, function=function: self._with(lambda a, b: function(b, a), other)  # noqa: E731
+
+            def swapped(self: ndarray, other: Any, function: Any = function) -> Any:
+                return self._with(lambda a, b: function(b, a), other)
+
             setattr(ndarray, f"__r{name}__", swapped)
 
             def in_place(self: ndarray, other: Any, function: Any = function) -> ndarray:
@@ -1121,9 +1125,19 @@ RUNTIME = {
     "eventDisableTiming": 2,
     "streamNonBlocking": 1,
 }
-CUDA = [Device, Event, Stream, ExternalStream, Memory, ManagedMemory, MemoryAsync, UnownedMemory, MemoryPointer]
+CUDA: list[Any] = [
+    Device,
+    Event,
+    Stream,
+    ExternalStream,
+    Memory,
+    ManagedMemory,
+    MemoryAsync,
+    UnownedMemory,
+    MemoryPointer,
+]
 CUDA += [PinnedMemory, alloc, alloc_pinned_memory, get_current_stream, Function]
-CUPY = [ndarray, empty, full, zeros, ones, arange, asarray, asnumpy, array_equal, RawModule, RawKernel]
+CUPY: list[Any] = [ndarray, empty, full, zeros, ones, arange, asarray, asnumpy, array_equal, RawModule, RawKernel]
 TYPES = "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 
 

@@ -93,7 +93,7 @@ class Machine:
     @property
     def findings(self) -> list[str]:
         """What was found since the start or the last `clear`."""
-        return self._text["findings"]().decode().splitlines()
+        return str(self._text["findings"]().decode()).splitlines()
 
     def clear(self) -> None:
         """Forget the findings."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
+from typing import Any
 
 from .machine import CudaError, Machine
 
@@ -84,7 +85,7 @@ class Program:
         if self.device not in self.modules:
             self.modules[self.device] = self._new("cuModuleLoadData", b"simulated module of family sim\n")
         function = self._new("cuModuleGetFunction", self.modules[self.device], kernel.encode())
-        values = [ctypes.c_int64(0), ctypes.c_int64(tiles)]
+        values: list[Any] = [ctypes.c_int64(0), ctypes.c_int64(tiles)]
         values += [ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x) for x in args]
         places = (Handle * len(values))(*(ctypes.addressof(value) for value in values))
         grid = max(1, -(-tiles // 4))

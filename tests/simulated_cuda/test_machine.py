@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from mpi_gpucomp.device.build import kernels_directory
-from simulated_cuda import CudaError, Machine, machine
+from simulated_cuda import SETTINGS, CudaError, Machine, machine
 from simulated_cuda.build import kernel_layouts
 from simulated_cuda.program import Program
 
+pytestmark = pytest.mark.skipif(SETTINGS in os.environ, reason="these tests start the machine again: others use it")
 SEEDS = range(6)
 SIZE = 5000
 BIG = 1 << 16
@@ -546,10 +548,10 @@ def test_counts(program: Program) -> None:
     assert not program.machine.counts()
 
 
-@pytest.mark.parametrize(("gpu", "bandwidth"), [("A100", 32), ("H100", 64)])
-def test_the_models_clock_has_the_bandwidth_of_pcie(gpu: str, bandwidth: int) -> None:
+@pytest.mark.parametrize(("model", "bandwidth"), [("A100", 32), ("H100", 64)])
+def test_the_models_clock_has_the_bandwidth_of_pcie(model: str, bandwidth: int) -> None:
     made = machine()
-    made.configure(f"gpu={gpu},seed=5")
+    made.configure(f"gpu={model},seed=5")
     program = Program(made)
     size, streams = 16 << 20, [program.stream(), program.stream()]
     data, host = [program.alloc(size) for _ in streams], [program.pinned(size) for _ in streams]

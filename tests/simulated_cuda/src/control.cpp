@@ -13,7 +13,9 @@ using Guard = std::unique_lock<std::mutex>;
 
 thread_local std::string answer;
 
-Machine &machine() { return Machine::get(); }
+Machine &machine() {
+    return Machine::get();
+}
 
 const char *give(std::string text) {
     answer = std::move(text);

@@ -13,7 +13,9 @@ namespace {
 
 using Guard = std::unique_lock<std::mutex>;
 
-Machine &machine() { return Machine::get(); }
+Machine &machine() {
+    return Machine::get();
+}
 
 Device *device_of(CUdevice ordinal) {
     auto &all = machine().devices;
@@ -74,7 +76,9 @@ CUresult copy(Guard &guard, Stream &stream, u64 to, u64 from, u64 nbytes, const 
     if (source) op.uses.push_back(source);
     const auto on_host = [](MemoryKind kind) { return kind != MemoryKind::DEVICE && kind != MemoryKind::MANAGED; };
     const bool from_host = on_host(op.from_kind), to_host = on_host(op.to_kind);
-    const char *const direction = from_host ? to_host ? "host_to_host" : "host_to_device" : to_host ? "device_to_host" : "device_to_device";
+    const char *const direction = from_host ? to_host ? "host_to_host" : "host_to_device"
+                                  : to_host ? "device_to_host"
+                                            : "device_to_device";
     m.count(stream, text("copies_%s", direction).c_str());
     m.count(stream, text("bytes_%s", direction).c_str(), nbytes);
     if (op.from_kind == MemoryKind::PAGEABLE && !to_host) {
@@ -107,7 +111,8 @@ CUresult fill(Guard &guard, Stream &stream, u64 to, u64 nbytes, int byte, const 
 CUresult load(const std::string &image, CUmodule *module) {
     ENTER;
     // A binary, PTX, or the text "simulated module of family NAME".
-    const bool known = image.compare(0, 4, "\177ELF") == 0 || image.find(".entry") != std::string::npos || image.find("simulated module of family ") == 0;
+    const bool known = image.compare(0, 4, "\177ELF") == 0 || image.find(".entry") != std::string::npos ||
+                       image.find("simulated module of family ") == 0;
     if (!known) return CUDA_ERROR_INVALID_IMAGE;
     auto made = std::make_unique<Module>();
     made->handle = machine().new_handle();
@@ -277,7 +282,9 @@ API cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
     return CUDA_SUCCESS;
 }
 
-API cuDevicePrimaryCtxRelease(CUdevice ordinal) { return cuDevicePrimaryCtxRelease_v2(ordinal); }
+API cuDevicePrimaryCtxRelease(CUdevice ordinal) {
+    return cuDevicePrimaryCtxRelease_v2(ordinal);
+}
 
 API cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active) {
     Guard guard(machine().lock);
@@ -308,7 +315,23 @@ API cuCtxSetCurrent(CUcontext context) {
     return CUDA_SUCCESS;
 }
 
-API cuCtxPushCurrent_v2(CUcontext context) { return cuCtxSetCurrent(context); }
+static thread_local std::vector<CUcontext> pushed_over;  // the contexts below the current one
+
+API cuCtxPushCurrent_v2(CUcontext context) {
+    CUcontext before;
+    if (const CUresult error = cuCtxGetCurrent(&before)) return error;
+    if (const CUresult error = cuCtxSetCurrent(context)) return error;
+    pushed_over.push_back(before);
+    return CUDA_SUCCESS;
+}
+
+API cuCtxPopCurrent_v2(CUcontext *popped) {
+    if (const CUresult error = cuCtxGetCurrent(popped)) return error;
+    if (pushed_over.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    const CUcontext below = pushed_over.back();
+    pushed_over.pop_back();
+    return cuCtxSetCurrent(below);
+}
 
 API cuCtxGetDevice(CUdevice *ordinal) {
     Guard guard(machine().lock);
@@ -343,7 +366,9 @@ API cuStreamCreateWithPriority(CUstream *made, unsigned flags, int priority) {
     return CUDA_SUCCESS;
 }
 
-API cuStreamCreate(CUstream *made, unsigned flags) { return cuStreamCreateWithPriority(made, flags, 0); }
+API cuStreamCreate(CUstream *made, unsigned flags) {
+    return cuStreamCreateWithPriority(made, flags, 0);
+}
 
 API cuStreamDestroy_v2(CUstream handle) {
     ENTER_WITH_STREAM(handle);
@@ -460,7 +485,8 @@ API cuEventRecord(CUevent handle, CUstream to) {
     Event *event = event_of(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (event->device != stream->device) {
-        machine().find(text("device: cuEventRecord of an event of GPU %d on ", event->device->ordinal) + stream->describe());
+        machine().find(text("device: cuEventRecord of an event of GPU %d on ", event->device->ordinal) +
+                       stream->describe());
         return CUDA_ERROR_INVALID_HANDLE;
     }
     Op op;
@@ -512,7 +538,8 @@ API cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to) {
     if (const CUresult error = machine().initialised()) return error;
     Event *first = event_of(from), *last = event_of(to);
     if (!first || !last || !first->latest || !last->latest) return CUDA_ERROR_INVALID_HANDLE;
-    if ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING || first->device != last->device) return CUDA_ERROR_INVALID_HANDLE;
+    if ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING || first->device != last->device)
+        return CUDA_ERROR_INVALID_HANDLE;
     if (!first->latest->done || !last->latest->done) return CUDA_ERROR_NOT_READY;
     *milliseconds = (float)((last->latest->end - first->latest->end) / 1e6);
     return CUDA_SUCCESS;
@@ -531,7 +558,8 @@ API cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes) {
 API cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream on) {
     ENTER_WITH_STREAM(on);
     u64 made;
-    if (const CUresult error = machine().allocate(stream->device, MemoryKind::DEVICE, nbytes, "cuMemAllocAsync", &made)) return error;
+    if (const CUresult error = machine().allocate(stream->device, MemoryKind::DEVICE, nbytes, "cuMemAllocAsync", &made))
+        return error;
     // The memory exists for what is ordered behind this position of the stream: as if the stream wrote all of it here.
     machine().order_with_legacy(*stream);
     machine().host.set(HOST, machine().host[HOST] + 1);
@@ -562,7 +590,9 @@ API cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
     return error;
 }
 
-API cuMemAllocHost_v2(void **address, size_t nbytes) { return cuMemHostAlloc(address, nbytes, 0); }
+API cuMemAllocHost_v2(void **address, size_t nbytes) {
+    return cuMemHostAlloc(address, nbytes, 0);
+}
 
 static CUresult free_memory(u64 address, const char *what, bool of_host) {
     ENTER;
@@ -571,11 +601,14 @@ static CUresult free_memory(u64 address, const char *what, bool of_host) {
     Allocation *allocation = m.allocation_at(address, true);
     const bool wrong_kind = allocation && (allocation->kind == MemoryKind::PINNED) != of_host;
     if (!allocation || allocation->freed || allocation->start != address || wrong_kind) {
-        m.find(text("memory: %s of ", what) + (allocation ? allocation->describe(address) : text("address %#llx, which is not allocated", (unsigned long long)address)));
+        m.find(text("memory: %s of ", what) +
+               (allocation ? allocation->describe(address)
+                           : text("address %#llx, which is not allocated", (unsigned long long)address)));
         return CUDA_ERROR_INVALID_VALUE;
     }
     m.count(device, of_host ? "host_frees" : "frees");
-    if (allocation->users) m.find(text("reuse: %s frees ", what) + allocation->describe(address) + " while queued work uses it");
+    if (allocation->users)
+        m.find(text("reuse: %s frees ", what) + allocation->describe(address) + " while queued work uses it");
     // It waits for the work that uses the memory, as it does on hardware.
     const bool waits = allocation->users;
     if (waits) m.count(device, "blocking_waits");
@@ -586,9 +619,13 @@ static CUresult free_memory(u64 address, const char *what, bool of_host) {
     return m.release(*allocation, waits ? nullptr : what, m.host);
 }
 
-API cuMemFree_v2(CUdeviceptr address) { return free_memory(address, "cuMemFree", false); }
+API cuMemFree_v2(CUdeviceptr address) {
+    return free_memory(address, "cuMemFree", false);
+}
 
-API cuMemFreeHost(void *address) { return free_memory((u64)address, "cuMemFreeHost", true); }
+API cuMemFreeHost(void *address) {
+    return free_memory((u64)address, "cuMemFreeHost", true);
+}
 
 API cuMemFreeAsync(CUdeviceptr address, CUstream on) {
     ENTER_WITH_STREAM(on);
@@ -610,7 +647,8 @@ API cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     const u64 start = (u64)address;
     auto &all = machine().allocations;
     for (const auto &[at, allocation] : all)
-        if (!allocation->freed && at < start + nbytes && start < allocation->end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        if (!allocation->freed && at < start + nbytes && start < allocation->end())
+            return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     auto made = std::make_unique<Allocation>();
     made->start = start, made->nbytes = nbytes;
     made->number = ++machine().allocation_count;
@@ -625,8 +663,11 @@ API cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
 API cuMemHostUnregister(void *address) {
     ENTER;
     Allocation *allocation = machine().allocation_at((u64)address);
-    if (!allocation || allocation->kind != MemoryKind::REGISTERED || allocation->start != (u64)address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    if (allocation->users) machine().find("reuse: cuMemHostUnregister of " + allocation->describe(allocation->start) + " while queued work uses it");
+    if (!allocation || allocation->kind != MemoryKind::REGISTERED || allocation->start != (u64)address)
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    if (allocation->users)
+        machine().find("reuse: cuMemHostUnregister of " + allocation->describe(allocation->start) +
+                       " while queued work uses it");
     while (allocation->users) {
         if (allocation->device->fault) return allocation->device->fault;
         if (!machine().step(nullptr)) machine().changed.wait_for(guard, std::chrono::milliseconds(1));
@@ -661,17 +702,24 @@ API cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr addr
 }
 
 static CUresult attribute_of(Allocation *allocation, u64 address, int attribute, void *to) {
-    const bool host = allocation && (allocation->kind == MemoryKind::PINNED || allocation->kind == MemoryKind::REGISTERED);
+    const bool host =
+        allocation && (allocation->kind == MemoryKind::PINNED || allocation->kind == MemoryKind::REGISTERED);
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(u64 *)to = allocation ? allocation->device->context : 0; break;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)to = !allocation ? 0u : host ? (unsigned)CU_MEMORYTYPE_HOST : (unsigned)CU_MEMORYTYPE_DEVICE; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned *)to = !allocation ? 0u : host ? (unsigned)CU_MEMORYTYPE_HOST : (unsigned)CU_MEMORYTYPE_DEVICE;
+        break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(u64 *)to = allocation ? address : 0; break;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(u64 *)to = allocation && allocation->kind != MemoryKind::DEVICE ? address : 0; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        *(u64 *)to = allocation && allocation->kind != MemoryKind::DEVICE ? address : 0;
+        break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)to = 0; break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(u64 *)to = allocation ? allocation->number : 0; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)to = allocation && allocation->kind == MemoryKind::MANAGED; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)to = allocation ? allocation->device->ordinal : -2; break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)to = allocation && allocation->made_by == "cuMemAlloc"; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(int *)to = allocation && allocation->made_by == "cuMemAlloc";
+        break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(u64 *)to = allocation ? allocation->start : 0; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(u64 *)to = allocation ? allocation->nbytes : 0; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)to = allocation != nullptr; break;
@@ -724,16 +772,22 @@ API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
     return copy(guard, *stream, to, from, nbytes, "cuMemcpy", true);
 }
 
-API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t nbytes) { return cuMemcpy(to, (u64)from, nbytes); }
+API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t nbytes) {
+    return cuMemcpy(to, (u64)from, nbytes);
+}
 
-API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t nbytes) { return cuMemcpy((u64)to, from, nbytes); }
+API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t nbytes) {
+    return cuMemcpy((u64)to, from, nbytes);
+}
 
 API cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t nbytes, CUstream on) {
     ENTER_WITH_STREAM(on);
     return fill(guard, *stream, to, nbytes, byte, "cuMemsetD8Async");
 }
 
-API cuMemsetD8_v2(CUdeviceptr to, unsigned char byte, size_t nbytes) { return cuMemsetD8Async(to, byte, nbytes, nullptr); }
+API cuMemsetD8_v2(CUdeviceptr to, unsigned char byte, size_t nbytes) {
+    return cuMemsetD8Async(to, byte, nbytes, nullptr);
+}
 
 // Modules and launches.
 
@@ -749,7 +803,9 @@ API cuModuleLoadData(CUmodule *module, const void *image) {
     return load(std::string(bytes, sections + (uint64_t)size * count), module);
 }
 
-API cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned, int *, void **) { return cuModuleLoadData(module, image); }
+API cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned, int *, void **) {
+    return cuModuleLoadData(module, image);
+}
 
 API cuModuleLoad(CUmodule *module, const char *path) {
     std::ifstream file(path, std::ios::binary);
@@ -761,7 +817,8 @@ API cuModuleUnload(CUmodule handle) {
     ENTER;
     if (!machine().modules.count((u64)handle)) return CUDA_ERROR_INVALID_HANDLE;
     auto &functions = machine().functions;
-    for (auto it = functions.begin(); it != functions.end();) it = it->second->module->handle == (u64)handle ? functions.erase(it) : std::next(it);
+    for (auto it = functions.begin(); it != functions.end();)
+        it = it->second->module->handle == (u64)handle ? functions.erase(it) : std::next(it);
     machine().modules.erase((u64)handle);
     return CUDA_SUCCESS;
 }
@@ -776,7 +833,8 @@ API cuModuleGetFunction(CUfunction *function, CUmodule handle, const char *name)
     const std::string family = "simulated module of family " + kernel->second.family + "\n";
     if (image.find(family) != 0 && image.find(name) == std::string::npos) return CUDA_ERROR_NOT_FOUND;
     for (const auto &entry : machine().functions)
-        if (entry.second->kernel == &kernel->second && entry.second->module == module->second.get()) return *function = (CUfunction)entry.first, CUDA_SUCCESS;
+        if (entry.second->kernel == &kernel->second && entry.second->module == module->second.get())
+            return *function = (CUfunction)entry.first, CUDA_SUCCESS;
     auto made = std::make_unique<Function>();
     made->handle = machine().new_handle();
     made->kernel = &kernel->second;
@@ -804,20 +862,23 @@ API cuFuncSetAttribute(CUfunction handle, CUfunction_attribute, int) {
     return machine().functions.count((u64)handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
-                   unsigned shared_bytes, CUstream on, void **arguments, void **extra) {
+API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream on, void **arguments,
+                   void **extra) {
     (void)shared_bytes;
     ENTER_WITH_STREAM(on);
     const auto known = machine().functions.find((u64)handle);
     if (known == machine().functions.end()) return CUDA_ERROR_INVALID_HANDLE;
     const Kernel &kernel = *known->second->kernel;
     if (stream->device != device || known->second->module->device != device) {
-        machine().find(text("device: kernel %s of a module of GPU %d was launched on ", kernel.name.c_str(), known->second->module->device->ordinal) +
+        machine().find(text("device: kernel %s of a module of GPU %d was launched on ", kernel.name.c_str(),
+                            known->second->module->device->ordinal) +
                        stream->describe() + text(" while GPU %d was current", device->ordinal));
         return CUDA_ERROR_INVALID_HANDLE;
     }
     // The kernels have 128 threads in a block, and grids of one dimension.
-    if (!grid_x || grid_y != 1 || grid_z != 1 || block_x != 128 || block_y != 1 || block_z != 1 || !arguments || extra) return CUDA_ERROR_INVALID_VALUE;
+    if (!grid_x || grid_y != 1 || grid_z != 1 || block_x != 128 || block_y != 1 || block_z != 1 || !arguments || extra)
+        return CUDA_ERROR_INVALID_VALUE;
     Op op;
     op.kind = Op::KERNEL;
     op.kernel = &kernel;

@@ -100,30 +100,47 @@ std::string Machine::configure(const char *from, bool from_program) {
     const std::string all = from;
     for (size_t at = 0; at < all.size();) {
         const size_t end = std::min(all.find(',', at), all.size()), equals = all.find('=', at);
-        if (equals == std::string::npos || equals > end) return "expected name=value, got '" + all.substr(at, end - at) + "'";
+        if (equals == std::string::npos || equals > end)
+            return "expected name=value, got '" + all.substr(at, end - at) + "'";
         const std::string name = all.substr(at, equals - at), value = all.substr(equals + 1, end - equals - 1);
         const double number = strtod(value.c_str(), nullptr);
         at = end + 1;
-        if (name == "seed") made.seed = strtoull(value.c_str(), nullptr, 10);
-        else if (name == "devices") made.devices = std::clamp((int)number, 0, MAX_DEVICES);
-        else if (name == "starve") made.starve = number != 0;
-        else if (name == "track") made.track = number != 0;
-        else if (name == "protect") made.protect = number != 0;
-        else if (name == "eager") made.eager = number != 0;
-        else if (name == "background") made.background_ms = number;
-        else if (name == "capacity") made.capacity = (u64)number;
-        else if (name == "launch_us") made.launch_us = number;
-        else if (name == "copy_us") made.copy_us = number;
-        else if (name == "event_us") made.event_us = number;
-        else if (name == "wake_us") made.wake_us = number;
-        else if (name == "inject") made.inject = value;
+        if (name == "seed")
+            made.seed = strtoull(value.c_str(), nullptr, 10);
+        else if (name == "devices")
+            made.devices = std::clamp((int)number, 0, MAX_DEVICES);
+        else if (name == "starve")
+            made.starve = number != 0;
+        else if (name == "track")
+            made.track = number != 0;
+        else if (name == "protect")
+            made.protect = number != 0;
+        else if (name == "eager")
+            made.eager = number != 0;
+        else if (name == "background")
+            made.background_ms = number;
+        else if (name == "capacity")
+            made.capacity = (u64)number;
+        else if (name == "launch_us")
+            made.launch_us = number;
+        else if (name == "copy_us")
+            made.copy_us = number;
+        else if (name == "event_us")
+            made.event_us = number;
+        else if (name == "wake_us")
+            made.wake_us = number;
+        else if (name == "inject")
+            made.inject = value;
         else if (name == "gpu") {
             made.model = nullptr;
             for (const Model &model : MODELS)
                 if (value == model.name) made.model = &model;
             if (!made.model) return "expected gpu=A100 or gpu=H100, got '" + value + "'";
-        } else return "expected seed, devices, gpu, starve, track, protect, eager, background, capacity, launch_us, copy_us, event_us, "
-                      "wake_us or inject, got '" + name + "'";
+        } else
+            return "expected seed, devices, gpu, starve, track, protect, eager, background, capacity, launch_us, "
+                   "copy_us, event_us, "
+                   "wake_us or inject, got '" +
+                   name + "'";
     }
     if (from_program && !streams.empty()) reset();
     settings = made;
@@ -138,7 +155,8 @@ void Machine::reset() {
         while (stream.queue.size() > kept) stream.queue.pop_back();
     }
     // A host function of an earlier program may still run: its stream is needed until it returns.
-    for (auto it = streams.begin(); it != streams.end();) it = it->second->queue.empty() ? streams.erase(it) : std::next(it);
+    for (auto it = streams.begin(); it != streams.end();)
+        it = it->second->queue.empty() ? streams.erase(it) : std::next(it);
     events.clear();
     modules.clear();
     functions.clear();
@@ -193,9 +211,11 @@ static std::string json(const Counts &counts) {
 std::string Machine::counts_as_json() const {
     std::string of_devices, of_streams;
     for (const auto &device : devices)
-        of_devices += text("%s\"%d\": %s", of_devices.empty() ? "" : ", ", device->ordinal, json(device->counts).c_str());
+        of_devices +=
+            text("%s\"%d\": %s", of_devices.empty() ? "" : ", ", device->ordinal, json(device->counts).c_str());
     for (const auto &[handle, stream] : streams)
-        of_streams += text("%s\"%llu\": %s", of_streams.empty() ? "" : ", ", (unsigned long long)handle, json(stream->counts).c_str());
+        of_streams += text("%s\"%llu\": %s", of_streams.empty() ? "" : ", ", (unsigned long long)handle,
+                           json(stream->counts).c_str());
     return "{\"devices\": {" + of_devices + "}, \"streams\": {" + of_streams + "}, " +
            text("\"model_microseconds\": %.3f}", elapsed() / 1000);
 }
@@ -235,19 +255,30 @@ std::string Machine::inject(const char *specification) {
     const size_t colon = std::min(rest.find(':'), rest.size());
     snprintf(kind, sizeof kind, "%s", rest.substr(0, colon).c_str());
     const std::string known = kind;
-    if (known == "illegal_address") made.code = CUDA_ERROR_ILLEGAL_ADDRESS;
-    else if (known == "launch_failed") made.code = CUDA_ERROR_LAUNCH_FAILED;
-    else if (known == "out_of_memory") made.kind = Injection::MEMORY, made.code = CUDA_ERROR_OUT_OF_MEMORY;
-    else if (known == "unavailable") made.kind = Injection::LOST, made.code = CUDA_ERROR_DEVICE_UNAVAILABLE;
-    else if (known == "ecc") made.kind = Injection::LOST, made.code = CUDA_ERROR_ECC_UNCORRECTABLE;
-    else return "expected illegal_address, launch_failed, out_of_memory, unavailable or ecc, got '" + known + "'";
+    if (known == "illegal_address")
+        made.code = CUDA_ERROR_ILLEGAL_ADDRESS;
+    else if (known == "launch_failed")
+        made.code = CUDA_ERROR_LAUNCH_FAILED;
+    else if (known == "out_of_memory")
+        made.kind = Injection::MEMORY, made.code = CUDA_ERROR_OUT_OF_MEMORY;
+    else if (known == "unavailable")
+        made.kind = Injection::LOST, made.code = CUDA_ERROR_DEVICE_UNAVAILABLE;
+    else if (known == "ecc")
+        made.kind = Injection::LOST, made.code = CUDA_ERROR_ECC_UNCORRECTABLE;
+    else
+        return "expected illegal_address, launch_failed, out_of_memory, unavailable or ecc, got '" + known + "'";
     for (size_t at = colon + 1; at < rest.size();) {
         const size_t end = std::min(rest.find(';', at), rest.size()), equals = std::min(rest.find('=', at), end);
-        const std::string name = rest.substr(at, equals - at), value = equals < end ? rest.substr(equals + 1, end - equals - 1) : "";
-        if (name == "device") made.device = atoi(value.c_str());
-        else if (name == "n") made.left = atoll(value.c_str());
-        else if (name == "kernel") made.kernel = value;
-        else return "expected device, n or kernel, got '" + name + "'";
+        const std::string name = rest.substr(at, equals - at),
+                          value = equals < end ? rest.substr(equals + 1, end - equals - 1) : "";
+        if (name == "device")
+            made.device = atoi(value.c_str());
+        else if (name == "n")
+            made.left = atoll(value.c_str());
+        else if (name == "kernel")
+            made.kernel = value;
+        else
+            return "expected device, n or kernel, got '" + name + "'";
         at = end + 1;
     }
     injections.push_back(made);
@@ -277,9 +308,12 @@ int Machine::leaks(bool all) {
         if (!stream->destroyed && !stream->legacy && !stream->per_thread && (all || !stream->marked))
             find("leak: " + stream->describe() + " was never destroyed");
     for (auto &[handle, event] : events)
-        if (all || !event->marked) find(text("leak: event %llu of GPU %d was never destroyed", (unsigned long long)event->number, event->device->ordinal));
+        if (all || !event->marked)
+            find(text("leak: event %llu of GPU %d was never destroyed", (unsigned long long)event->number,
+                      event->device->ordinal));
     for (auto &[start, allocation] : allocations)
-        if (!allocation->freed && (all || !allocation->marked)) find("leak: " + allocation->describe(start) + " was never freed");
+        if (!allocation->freed && (all || !allocation->marked))
+            find("leak: " + allocation->describe(start) + " was never freed");
     for (auto &device : devices)
         if (device->created && !device->used)
             find(text("context: GPU %d has a context that nothing uses: it was created by accident", device->ordinal));
@@ -296,9 +330,13 @@ thread_local struct {
     Device *device;
 } current_context;
 
-Device *Machine::current() { return current_context.generation == generation_ ? current_context.device : nullptr; }
+Device *Machine::current() {
+    return current_context.generation == generation_ ? current_context.device : nullptr;
+}
 
-void Machine::select(Device *device) { current_context = {generation_, device}; }
+void Machine::select(Device *device) {
+    current_context = {generation_, device};
+}
 
 void Machine::create(Device &device) {
     if (device.created) return;
@@ -307,7 +345,8 @@ void Machine::create(Device &device) {
     device.legacy = new_stream(device, true);
     device.legacy->legacy = true;
     count(&device, "contexts");
-    if (!device.expected) find(text("context: one was created on GPU %d, which this process was not expected to use", device.ordinal));
+    if (!device.expected)
+        find(text("context: one was created on GPU %d, which this process was not expected to use", device.ordinal));
 }
 
 CUresult Machine::usable(Device **device) {
@@ -364,13 +403,16 @@ void Machine::erase_if_over(Stream &stream) {
     streams.erase(stream.handle);
 }
 
-void Machine::drop_agent(Stream &stream) { erase_if_over(stream); }
+void Machine::drop_agent(Stream &stream) {
+    erase_if_over(stream);
+}
 
 std::string Machine::describe(const Op &op, const Stream &stream) const {
     switch (op.kind) {
     case Op::KERNEL: return "kernel " + op.kernel->name + " on " + stream.describe();
     case Op::COPY:
-        return text("copy of %llu bytes from %s to %s memory on %s", (unsigned long long)op.nbytes, name_of(op.from_kind), name_of(op.to_kind), stream.describe().c_str());
+        return text("copy of %llu bytes from %s to %s memory on %s", (unsigned long long)op.nbytes,
+                    name_of(op.from_kind), name_of(op.to_kind), stream.describe().c_str());
     case Op::FILL: return text("fill of %llu bytes on %s", (unsigned long long)op.nbytes, stream.describe().c_str());
     case Op::RECORD: return "record on " + stream.describe();
     case Op::WAIT: return "wait on " + stream.describe();
@@ -421,7 +463,9 @@ CUresult Machine::put(std::unique_lock<std::mutex> &guard, Stream &stream, Op op
         return CUDA_SUCCESS;
     }
     if (what) count(stream, what);
-    host_pays(op.kind == Op::KERNEL ? settings.launch_us : op.kind == Op::COPY || op.kind == Op::FILL ? settings.copy_us : settings.event_us);
+    host_pays(op.kind == Op::KERNEL                        ? settings.launch_us
+              : op.kind == Op::COPY || op.kind == Op::FILL ? settings.copy_us
+                                                           : settings.event_us);
     order_with_legacy(stream);
     host.set(HOST, host[HOST] + 1);
     stream.clock.join(host);
@@ -551,7 +595,8 @@ void Machine::time_op(Stream &stream, Op &op, u64 moved) {
     if (op.kind == Op::WAIT) ready = std::max(stream.end, op.record->end);
     if (op.kind == Op::RECORD) ready = stream.end;
     if (op.kind == Op::KERNEL) {
-        const i64 wide = std::clamp<i64>((SLICES * op.blocks + model.multiprocessors - 1) / model.multiprocessors, 1, SLICES);
+        const i64 wide =
+            std::clamp<i64>((SLICES * op.blocks + model.multiprocessors - 1) / model.multiprocessors, 1, SLICES);
         duration = std::max(LEAST_KERNEL, (double)moved / (model.hbm * (double)wide / SLICES));
         std::vector<std::pair<double, Engine *>> free;
         for (Engine &slice : device.slices) free.push_back({slice.fit(ready, duration), &slice});
@@ -559,11 +604,16 @@ void Machine::time_op(Stream &stream, Op &op, u64 moved) {
         ready = free[wide - 1].first;
         for (i64 i = 0; i < wide; ++i) free[i].second->take(ready, duration);
     } else if (op.kind == Op::COPY) {
-        if (on_host(op.from_kind) && on_host(op.to_kind)) duration = (double)op.nbytes / HOST_COPY;
-        else if (on_host(op.from_kind)) engine = &device.to_device;
-        else if (on_host(op.to_kind)) engine = &device.to_host;
-        else if (op.to / WINDOW == op.from / WINDOW) duration = 2 * (double)op.nbytes / model.hbm;
-        else engine = &device.link;
+        if (on_host(op.from_kind) && on_host(op.to_kind))
+            duration = (double)op.nbytes / HOST_COPY;
+        else if (on_host(op.from_kind))
+            engine = &device.to_device;
+        else if (on_host(op.to_kind))
+            engine = &device.to_host;
+        else if (op.to / WINDOW == op.from / WINDOW)
+            duration = 2 * (double)op.nbytes / model.hbm;
+        else
+            engine = &device.link;
         if (engine) duration = (double)op.nbytes / (engine == &device.link ? model.nvlink : model.pcie);
         duration += COPY_LATENCY;
         if (engine) {
@@ -598,7 +648,8 @@ void Machine::fail(Device &device, CUresult code, const std::string &why) {
     changed.notify_all();
 }
 
-CUresult Machine::wait_record(std::unique_lock<std::mutex> &guard, Device &device, std::shared_ptr<Record> record, const char *what) {
+CUresult Machine::wait_record(std::unique_lock<std::mutex> &guard, Device &device, std::shared_ptr<Record> record,
+                              const char *what) {
     const bool blocked = !record->done;
     count(&device, what);
     if (blocked) count(&device, "blocking_waits");
@@ -633,7 +684,8 @@ CUresult Machine::wait_device(std::unique_lock<std::mutex> &guard, Device &devic
     for (const u64 handle : handles) {
         const auto known = streams.find(handle);
         if (known == streams.end()) continue;
-        if (const CUresult error = wait_stream(guard, *known->second, "stream_synchronisations_of_device")) return error;
+        if (const CUresult error = wait_stream(guard, *known->second, "stream_synchronisations_of_device"))
+            return error;
     }
     return device.fault;
 }

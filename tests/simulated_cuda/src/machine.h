@@ -1,9 +1,9 @@
 // A model of CUDA devices in one process: contexts, streams, events, memory, a scheduler, and what it finds and counts.
 //
-// No thread belongs to a stream. Queued work runs inside the calls of the program, in an order that a seed selects among
-// those that CUDA allows: when a call waits, queries or queues. Only if the program makes no call for a while does a
-// background thread run some, so that a program that polls memory makes progress. Everything is under one lock, except
-// host functions, which have a thread of their own.
+// No thread belongs to a stream. Queued work runs inside the calls of the program, in an order that a seed selects
+// among those that CUDA allows: when a call waits, queries or queues. Only if the program makes no call for a while
+// does a background thread run some, so that a program that polls memory makes progress. Everything is under one lock,
+// except host functions, which have a thread of their own.
 //
 // Hazards are found by vector clocks, not by what happens to run first: an agent is a stream, or the host (all its
 // threads are one agent: how they synchronise among each other is not visible here). Each operation has the clock of
@@ -250,7 +250,8 @@ public:
     CUresult wait(std::unique_lock<std::mutex> &lock, Device &device, Stream *wanted, Done done);
     CUresult wait_stream(std::unique_lock<std::mutex> &lock, Stream &stream, const char *what);
     CUresult wait_device(std::unique_lock<std::mutex> &lock, Device &device, const char *what);
-    CUresult wait_record(std::unique_lock<std::mutex> &lock, Device &device, std::shared_ptr<Record> record, const char *what);
+    CUresult wait_record(std::unique_lock<std::mutex> &lock, Device &device, std::shared_ptr<Record> record,
+                         const char *what);
     void host_passes(const Record &record, bool blocked);
     void fail(Device &device, CUresult code, const std::string &why);
     void host_pays(double microseconds);

@@ -17,9 +17,13 @@ constexpr int POISON = 0xcb;
 int window_files[HOST_WINDOW + 1];
 struct sigaction previous_action;
 
-u64 round_up(u64 n, u64 to) { return (n + to - 1) / to * to; }
+u64 round_up(u64 n, u64 to) {
+    return (n + to - 1) / to * to;
+}
 
-bool in_windows(u64 address) { return address - PUBLIC_BASE < WINDOWS; }
+bool in_windows(u64 address) {
+    return address - PUBLIC_BASE < WINDOWS;
+}
 
 }  // namespace
 
@@ -34,11 +38,14 @@ static void on_fault(int number, siginfo_t *info, void *context) {
         std::unique_lock<std::mutex> guard(machine.lock);
         if (machine.host_hazard(address)) return;
         Allocation *allocation = machine.allocation_at(address, true);
-        const std::string where = allocation ? allocation->describe(address) : text("address %#llx, which is not allocated", (unsigned long long)address);
+        const std::string where = allocation
+                                      ? allocation->describe(address)
+                                      : text("address %#llx, which is not allocated", (unsigned long long)address);
         machine.find("host: the host accesses " + where);
         fprintf(stderr, "simulated CUDA: the host accesses %s\n", where.c_str());
     }
-    if (previous_action.sa_flags & SA_SIGINFO && previous_action.sa_sigaction) return previous_action.sa_sigaction(number, info, context);
+    if (previous_action.sa_flags & SA_SIGINFO && previous_action.sa_sigaction)
+        return previous_action.sa_sigaction(number, info, context);
     if (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN) {
         signal(number, SIG_DFL);  // the access is made again, and ends the process
         return;
@@ -52,7 +59,7 @@ static bool open_window(int window) {
     static bool handled = false;
     if (!handled) {
         handled = true;
-        struct sigaction action {};
+        struct sigaction action{};
         action.sa_sigaction = on_fault;
         action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
         sigaction(SIGSEGV, &action, &previous_action);
@@ -69,15 +76,17 @@ static bool open_window(int window) {
     return true;
 }
 
-// The host must not access memory that a queued copy writes, nor write memory that one reads: the pages that such a copy
-// covers completely are protected until it has run. Not behind a host function: then the host may still have its turn.
+// The host must not access memory that a queued copy writes, nor write memory that one reads: the pages that such a
+// copy covers completely are protected until it has run. Not behind a host function: then the host may still have its
+// turn.
 void Machine::protect(Op &op) {
     if (!settings.protect || host_functions_queued || op.nbytes < PAGE) return;
     const auto add = [&](u64 address, bool write) {
         const u64 first = round_up(address, PAGE), last = (address + op.nbytes) / PAGE * PAGE;
         if (address - (PUBLIC_BASE + HOST_WINDOW * WINDOW) >= WINDOW || first >= last) return;
         op.protects = true;
-        for (u64 page = first; page < last; page += PAGE) ++(write ? protected_pages[page].writers : protected_pages[page].readers);
+        for (u64 page = first; page < last; page += PAGE)
+            ++(write ? protected_pages[page].writers : protected_pages[page].readers);
         // Where another copy already writes, reading stays forbidden.
         for (u64 page = first; page < last;) {
             u64 end = page;
@@ -116,7 +125,8 @@ void Machine::unprotect(Op &op) {
         }
         for (u64 page = first; page < last; page += PAGE) {
             const auto known = protected_pages.find(page);
-            if (known != protected_pages.end() && !known->second.writers && !known->second.readers) protected_pages.erase(known);
+            if (known != protected_pages.end() && !known->second.writers && !known->second.readers)
+                protected_pages.erase(known);
         }
     };
     if (op.staged.empty() && op.kind == Op::COPY) remove(op.from, false);
@@ -140,8 +150,9 @@ bool Machine::host_hazard(u64 address) {
             const bool writes = address - op.to < op.nbytes;
             const bool reads = op.kind == Op::COPY && op.staged.empty() && address - op.from < op.nbytes;
             if (!writes && !reads) continue;
-            find(text("host: the host %s ", writes ? "accesses" : "writes") + allocation_at(address)->describe(address) + ", which an unfinished " +
-                 describe_op(op.number) + (writes ? " writes" : " reads"));
+            find(text("host: the host %s ", writes ? "accesses" : "writes") +
+                 allocation_at(address)->describe(address) + ", which an unfinished " + describe_op(op.number) +
+                 (writes ? " writes" : " reads"));
         }
     protected_pages.erase(known);
     mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE);
@@ -150,16 +161,19 @@ bool Machine::host_hazard(u64 address) {
 
 std::string Allocation::describe(u64 address) const {
     const std::string where = device ? text(" of GPU %d", device->ordinal) : "";
-    return text("byte %lld of %llu bytes of %s%s memory%s at %#llx (%s, allocation %llu)", (long long)(address - start), (unsigned long long)nbytes,
-                freed ? "freed " : "", name_of(kind), where.c_str(), (unsigned long long)start, made_by.c_str(), (unsigned long long)number);
+    return text("byte %lld of %llu bytes of %s%s memory%s at %#llx (%s, allocation %llu)", (long long)(address - start),
+                (unsigned long long)nbytes, freed ? "freed " : "", name_of(kind), where.c_str(),
+                (unsigned long long)start, made_by.c_str(), (unsigned long long)number);
 }
 
 CUresult Machine::allocate(Device *device, MemoryKind kind, u64 nbytes, const std::string &made_by, u64 *address) {
     if (!nbytes) return CUDA_ERROR_INVALID_VALUE;
     for (Injection &injection : injections)
-        if (injection.kind == Injection::MEMORY && injection.device == device->ordinal && --injection.left == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (injection.kind == Injection::MEMORY && injection.device == device->ordinal && --injection.left == 0)
+            return CUDA_ERROR_OUT_OF_MEMORY;
     const bool on_device = kind == MemoryKind::DEVICE;
-    if (on_device && (nbytes > device->capacity || device->in_use + nbytes > device->capacity)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (on_device && (nbytes > device->capacity || device->in_use + nbytes > device->capacity))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     const int window = on_device ? device->ordinal : HOST_WINDOW;
     u64 &next = on_device ? device->next : host_window_next_;
     const u64 length = round_up(round_up(nbytes, 256), PAGE);
@@ -196,7 +210,8 @@ CUresult Machine::release(Allocation &allocation, const char *what, const Clock 
     if (what) {
         const auto check = [&](const Epoch &epoch) {
             if (epoch.tick <= clock[epoch.agent]) return;
-            find(text("reuse: %s frees ", what) + allocation.describe(allocation.start) + " before " + describe_op(epoch.number) + " is known to have completed");
+            find(text("reuse: %s frees ", what) + allocation.describe(allocation.start) + " before " +
+                 describe_op(epoch.number) + " is known to have completed");
         };
         for (auto &[start, segment] : allocation.accesses) {
             check(segment.write);
@@ -211,7 +226,8 @@ CUresult Machine::release(Allocation &allocation, const char *what, const Clock 
     mprotect((void *)(first + ALIAS_OFFSET), length, PROT_NONE);
     if (allocation.kind != MemoryKind::DEVICE) mprotect((void *)first, length, PROT_NONE);
     const u64 window = (first - PUBLIC_BASE) / WINDOW;
-    fallocate(window_files[window], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)((first - PUBLIC_BASE) % WINDOW), (off_t)length);
+    fallocate(window_files[window], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)((first - PUBLIC_BASE) % WINDOW),
+              (off_t)length);
     return CUDA_SUCCESS;
 }
 
@@ -234,16 +250,20 @@ CUresult Machine::check_span(u64 address, u64 nbytes, const char *what, const st
     if (allocation && !allocation->freed && nbytes <= allocation->end() - address) return CUDA_SUCCESS;
     if (!allocation && !in_windows(address)) return CUDA_SUCCESS;
     if (!allocation) {
-        find(text("memory: the %s of %s, address %#llx, is not allocated", role.c_str(), what, (unsigned long long)address));
+        find(text("memory: the %s of %s, address %#llx, is not allocated", role.c_str(), what,
+                  (unsigned long long)address));
     } else if (allocation->freed) {
         find(text("memory: the %s of %s is ", role.c_str(), what) + allocation->describe(address));
     } else {
-        find(text("memory: the %s of %s has %llu bytes from ", role.c_str(), what, (unsigned long long)nbytes) + allocation->describe(address) + " on");
+        find(text("memory: the %s of %s has %llu bytes from ", role.c_str(), what, (unsigned long long)nbytes) +
+             allocation->describe(address) + " on");
     }
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-u8 *Machine::reachable(u64 address) { return (u8 *)(in_windows(address) ? address + ALIAS_OFFSET : address); }
+u8 *Machine::reachable(u64 address) {
+    return (u8 *)(in_windows(address) ? address + ALIAS_OFFSET : address);
+}
 
 // Checks an access against those of other agents that are not ordered before it, and remembers it.
 void Machine::access(u64 start, u64 end, bool write, const Clock &clock, const Epoch &epoch, const std::string &by) {
@@ -262,8 +282,11 @@ void Machine::access(u64 start, u64 end, bool write, const Clock &clock, const E
     const auto ordered = [&](const Epoch &before) { return before.tick <= clock[before.agent]; };
     const auto hazard = [&](u64 at, bool before_writes, const Epoch &before) {
         const bool producer_is_late = before.number < epoch.number ? before_writes && !write : write && !before_writes;
-        find(text("%s: %s %s ", producer_is_late ? "use before the producer is done" : "reuse", by.c_str(), write ? "writes" : "reads") + allocation->describe(at) +
-             text(", which %s %s: nothing orders the two", describe_op(before.number).c_str(), before_writes ? "writes" : "reads"));
+        find(text("%s: %s %s ", producer_is_late ? "use before the producer is done" : "reuse", by.c_str(),
+                  write ? "writes" : "reads") +
+             allocation->describe(at) +
+             text(", which %s %s: nothing orders the two", describe_op(before.number).c_str(),
+                  before_writes ? "writes" : "reads"));
     };
     split(start);
     split(end);
@@ -314,9 +337,13 @@ void Machine::host_access(u64 address, u64 nbytes, bool write, const std::string
         for (const Op &op : entry.second->queue) {
             if (op.kind != Op::COPY && op.kind != Op::FILL) continue;
             const bool writes = op.to < address + nbytes && address < op.to + op.nbytes;
-            const bool reads = op.kind == Op::COPY && op.staged.empty() && op.from < address + nbytes && address < op.from + op.nbytes;
-            if (writes) find("host: " + what + (write ? " writes" : " reads") + " memory that an unfinished " + describe_op(op.number) + " writes");
-            else if (write && reads) find("host: " + what + " writes memory that an unfinished " + describe_op(op.number) + " reads");
+            const bool reads =
+                op.kind == Op::COPY && op.staged.empty() && op.from < address + nbytes && address < op.from + op.nbytes;
+            if (writes)
+                find("host: " + what + (write ? " writes" : " reads") + " memory that an unfinished " +
+                     describe_op(op.number) + " writes");
+            else if (write && reads)
+                find("host: " + what + " writes memory that an unfinished " + describe_op(op.number) + " reads");
         }
     host.set(HOST, host[HOST] + 1);
     op_names.push_back(what);

@@ -1,8 +1,8 @@
 // Runs kernels, and sees every byte that they access.
 //
-// The kernels are compiled with the compiler's race instrumentation, whose callbacks are implemented here: they check each
-// access against the allocations, and collect ranges of bytes. An access outside of memory that the GPU can reach is what
-// it is on hardware: the kernel ends, and the context has failed.
+// The kernels are compiled with the compiler's race instrumentation, whose callbacks are implemented here: they check
+// each access against the allocations, and collect ranges of bytes. An access outside of memory that the GPU can reach
+// is what it is on hardware: the kernel ends, and the context has failed.
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -22,8 +22,9 @@ namespace {
 
 constexpr int OPEN_RUNS = 8, KNOWN = 4;
 
+// Bytes accessed without a gap, and the end of their allocation.
 struct Run {
-    u64 start = 0, end = 0;
+    u64 start = 0, end = 0, limit = 0;
 };
 
 struct Recorder {
@@ -33,7 +34,7 @@ struct Recorder {
     const Op *op = nullptr;
     u64 stack_start = 0, stack_end = 0;
     Run runs[2][OPEN_RUNS];
-    int oldest[2] = {};
+    int oldest[2] = {}, latest[2] = {};
     std::vector<Range> done[2];
     Range known[KNOWN];
     int next_known = 0;
@@ -77,22 +78,27 @@ Range own_image() {
 void record_access(u64 address, u64 nbytes, bool write) {
     Recorder &r = recorder;
     if (!r.active) return;
-    if (address - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS) address -= ALIAS_OFFSET;
-    else if (address >= r.stack_start && address < r.stack_end) return;
+    if (address - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS)
+        address -= ALIAS_OFFSET;
+    else if (address >= r.stack_start && address < r.stack_end)
+        return;
     const u64 end = address + nbytes;
-    for (Run &run : r.runs[write]) {
-        if (address >= run.start && end <= run.end) return;
-        if (address == run.end) {
-            bool inside = false;
-            for (const Range &range : r.known) inside |= run.start >= range.start && end <= range.end;
-            if (!inside) break;
-            run.end = end;
-            return;
-        }
+    const auto covers = [&](Run &run) {
+        if (address < run.start || address > run.end || end > run.limit) return false;
+        if (end > run.end) run.end = end;
+        return true;
+    };
+    Run *const runs = r.runs[write];
+    if (covers(runs[r.latest[write]])) return;
+    for (int i = 0; i < OPEN_RUNS; ++i) {
+        if (!covers(runs[i])) continue;
+        r.latest[write] = i;
+        return;
     }
-    bool inside = false;
-    for (const Range &range : r.known) inside |= address >= range.start && end <= range.end;
-    if (!inside) {
+    u64 limit = 0;
+    for (const Range &range : r.known)
+        if (address >= range.start && end <= range.end) limit = range.end;
+    if (!limit) {
         const Allocation *allocation = r.machine->allocation_at(address);
         if (!allocation) {
             const Range image = own_image();
@@ -100,36 +106,43 @@ void record_access(u64 address, u64 nbytes, bool write) {
             stop(address, nbytes, write);
         }
         if (end > allocation->end()) stop(address, nbytes, write);
-        if (allocation->kind == MemoryKind::DEVICE && allocation->device != r.stream->device) stop(address, nbytes, write);
-        r.known[r.next_known++ % KNOWN] = {allocation->start, allocation->end()};
+        if (allocation->kind == MemoryKind::DEVICE && allocation->device != r.stream->device)
+            stop(address, nbytes, write);
+        limit = allocation->end();
+        r.known[r.next_known++ % KNOWN] = {allocation->start, limit};
     }
-    Run &evicted = r.runs[write][r.oldest[write]++ % OPEN_RUNS];
+    r.latest[write] = r.oldest[write]++ % OPEN_RUNS;
+    Run &evicted = runs[r.latest[write]];
     if (evicted.start < evicted.end) r.done[write].push_back({evicted.start, evicted.end});
-    evicted = {address, end};
+    evicted = {address, end, limit};
 }
 
 std::vector<Range> merged(std::vector<Range> &ranges) {
     std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.start < b.start; });
     std::vector<Range> result;
     for (const Range &range : ranges) {
-        if (!result.empty() && range.start <= result.back().end) result.back().end = std::max(result.back().end, range.end);
-        else result.push_back(range);
+        if (!result.empty() && range.start <= result.back().end)
+            result.back().end = std::max(result.back().end, range.end);
+        else
+            result.push_back(range);
     }
     return result;
 }
 
-using Entry = void (*)(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double, double, double);
+using Entry = void (*)(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double,
+                       double, double);
 
 }  // namespace
 
-// Handles a fault of the kernel that this thread runs. A kernel that has read an address of this GPU from memory reaches it
-// as the program knows it, so that page is opened while the kernel runs. Anything else ends the kernel.
+// Handles a fault of the kernel that this thread runs. A kernel that has read an address of this GPU from memory
+// reaches it as the program knows it, so that page is opened while the kernel runs. Anything else ends the kernel.
 bool kernel_fault(u64 address) {
     Recorder &r = recorder;
     if (!r.active) return false;
     const u64 page = address / PAGE * PAGE;
     const Allocation *allocation = r.machine->allocation_at(address);
-    const bool reachable = allocation && (allocation->kind != MemoryKind::DEVICE || allocation->device == r.stream->device);
+    const bool reachable =
+        allocation && (allocation->kind != MemoryKind::DEVICE || allocation->device == r.stream->device);
     if (!reachable || !r.machine->opened.insert(page).second) stop(address, 1, false);
     mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE);
     return true;
@@ -183,8 +196,8 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
     const bool failed = sigsetjmp(r.out, 1);
     if (!failed)
         for (const Range &part : parts)
-            ((Entry)op.kernel->function)((i64)part.start, (i64)part.end, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8], i[9], i[10], i[11],
-                                         i[12], i[13], d[0], d[1], d[2], d[3]);
+            ((Entry)op.kernel->function)((i64)part.start, (i64)part.end, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7],
+                                         i[8], i[9], i[10], i[11], i[12], i[13], d[0], d[1], d[2], d[3]);
     r.active = false;
 #if defined(__SSE2__)
     _mm_setcsr(mode);
@@ -201,15 +214,22 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
         std::string where;
         if (allocation) {
             where = allocation->describe(address);
-            if (!allocation->freed && address + r.wrong_bytes <= allocation->end()) where += ", which this GPU cannot reach";
+            if (!allocation->freed && address + r.wrong_bytes <= allocation->end())
+                where += ", which this GPU cannot reach";
         } else {
             const auto next = allocations.upper_bound(address);
             where = text("address %#llx, which is ", (unsigned long long)address);
-            if (address - PUBLIC_BASE >= WINDOWS) where += "pageable host memory";
-            else if (next == allocations.begin()) where += "not allocated";
-            else where += text("%llu bytes behind ", (unsigned long long)(address - std::prev(next)->second->end())) + std::prev(next)->second->describe(std::prev(next)->second->start);
+            if (address - PUBLIC_BASE >= WINDOWS)
+                where += "pageable host memory";
+            else if (next == allocations.begin())
+                where += "not allocated";
+            else
+                where += text("%llu bytes behind ", (unsigned long long)(address - std::prev(next)->second->end())) +
+                         std::prev(next)->second->describe(std::prev(next)->second->start);
         }
-        const std::string what = text("memory: %s %s %llu bytes at ", describe_op(op.number).c_str(), r.wrong_write ? "writes" : "reads", (unsigned long long)r.wrong_bytes) + where;
+        const std::string what = text("memory: %s %s %llu bytes at ", describe_op(op.number).c_str(),
+                                      r.wrong_write ? "writes" : "reads", (unsigned long long)r.wrong_bytes) +
+                                 where;
         find(what);
         fail(*stream.device, CUDA_ERROR_ILLEGAL_ADDRESS, what);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -240,19 +260,35 @@ EXPORT void __tsan_func_entry(void *) {}
 EXPORT void __tsan_func_exit() {}
 EXPORT void __tsan_vptr_update(void **, void *) {}
 #define ACCESSES(n) \
-    EXPORT void __tsan_read##n(void *at) { record_access((u64)at, n, false); } \
-    EXPORT void __tsan_write##n(void *at) { record_access((u64)at, n, true); } \
-    EXPORT void __tsan_unaligned_read##n(void *at) { record_access((u64)at, n, false); } \
-    EXPORT void __tsan_unaligned_write##n(void *at) { record_access((u64)at, n, true); } \
-    EXPORT void __tsan_volatile_read##n(void *at) { record_access((u64)at, n, false); } \
-    EXPORT void __tsan_volatile_write##n(void *at) { record_access((u64)at, n, true); }
+    EXPORT void __tsan_read##n(void *at) { \
+        record_access((u64)at, n, false); \
+    } \
+    EXPORT void __tsan_write##n(void *at) { \
+        record_access((u64)at, n, true); \
+    } \
+    EXPORT void __tsan_unaligned_read##n(void *at) { \
+        record_access((u64)at, n, false); \
+    } \
+    EXPORT void __tsan_unaligned_write##n(void *at) { \
+        record_access((u64)at, n, true); \
+    } \
+    EXPORT void __tsan_volatile_read##n(void *at) { \
+        record_access((u64)at, n, false); \
+    } \
+    EXPORT void __tsan_volatile_write##n(void *at) { \
+        record_access((u64)at, n, true); \
+    }
 ACCESSES(1)
 ACCESSES(2)
 ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
-EXPORT void __tsan_read_range(void *at, size_t nbytes) { record_access((u64)at, nbytes, false); }
-EXPORT void __tsan_write_range(void *at, size_t nbytes) { record_access((u64)at, nbytes, true); }
+EXPORT void __tsan_read_range(void *at, size_t nbytes) {
+    record_access((u64)at, nbytes, false);
+}
+EXPORT void __tsan_write_range(void *at, size_t nbytes) {
+    record_access((u64)at, nbytes, true);
+}
 #define ATOMICS(bits, T) \
     EXPORT T __tsan_atomic##bits##_fetch_add(volatile T *at, T by, int) { \
         record_access((u64)at, sizeof(T), true); \
