@@ -81,9 +81,9 @@ class Gpu(Machine):
 
     def call(self, kernel: str, first: int, last: int, args: list[int | float]) -> None:
         blocks = max(1, -(-(last - first) // WARPS_PER_BLOCK))
-        with self.device.current as current:
+        with self.device.current:
             self.device.kernel(kernel)((blocks,), (THREADS_PER_BLOCK,), (first, last, *args))
-            current.synchronize()
+            self.device.cupy.cuda.runtime.deviceSynchronize()
 
 
 def fresh_library(level: str, spare: Path) -> Path:
