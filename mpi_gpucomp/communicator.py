@@ -430,10 +430,17 @@ class Communicator:
     # Point-to-point: the sender's codec and chunk apply; the receiver's only announces that it expects frames.
 
     def Send(
-        self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
+        self,
+        buf: Any,
+        dest: int,
+        tag: int = 0,
+        *,
+        codec: str | Codec | None = None,
+        chunk: int | None = None,
+        stream: object = None,
     ) -> None:
         """Send a message; as in MPI, a long one may wait for its receiver."""
-        self._p2p.send(buf, dest, tag, codec, chunk)
+        self._p2p.send(buf, dest, tag, codec, chunk, stream)
 
     def Recv(
         self,
@@ -443,21 +450,35 @@ class Communicator:
         status: MPI.Status | None = None,
         *,
         codec: str | Codec | None = None,
+        stream: object = None,
     ) -> None:
         """Receive a message, which may be shorter than the buffer."""
-        self._p2p.receive(buf, source, tag, status, codec)
+        self._p2p.receive(buf, source, tag, status, codec, stream)
 
     def Isend(
-        self, buf: Any, dest: int, tag: int = 0, *, codec: str | Codec | None = None, chunk: int | None = None
+        self,
+        buf: Any,
+        dest: int,
+        tag: int = 0,
+        *,
+        codec: str | Codec | None = None,
+        chunk: int | None = None,
+        stream: object = None,
     ) -> Request:
         """Start a send."""
-        return self._p2p.start_send(buf, dest, tag, codec, chunk)
+        return self._p2p.start_send(buf, dest, tag, codec, chunk, stream)
 
     def Irecv(
-        self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: str | Codec | None = None
+        self,
+        buf: Any,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        *,
+        codec: str | Codec | None = None,
+        stream: object = None,
     ) -> Request:
         """Start a receive."""
-        return self._p2p.start_receive(buf, source, tag, codec)
+        return self._p2p.start_receive(buf, source, tag, codec, stream)
 
     def Sendrecv(
         self,
@@ -471,9 +492,10 @@ class Communicator:
         *,
         codec: str | Codec | None = None,
         chunk: int | None = None,
+        stream: object = None,
     ) -> None:
         """Send a message and receive another, in either order."""
-        self._p2p.exchange((sendbuf, dest, sendtag), (recvbuf, source, recvtag), status, codec, chunk)
+        self._p2p.exchange((sendbuf, dest, sendtag), (recvbuf, source, recvtag), status, codec, chunk, stream)
 
 
 @dataclass(frozen=True)

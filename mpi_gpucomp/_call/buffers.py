@@ -27,6 +27,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp.device import DTYPES, Buffer, DType, as_buffer, dtype_of_name
 from mpi_gpucomp.device.buffer import type_name
+from mpi_gpucomp.device.producer import mark_producer
 from mpi_gpucomp.engine.program import Blocks
 from mpi_gpucomp.errors import BufferSpecError
 
@@ -41,10 +42,12 @@ class UnsupportedError(Exception):
 
 
 class _Argument(NamedTuple):
-    """What errors name first: the argument and the rank that passed it."""
+    """What errors name first: the argument and the rank that passed it; and the producer's stream."""
 
     topic: str
     rank: int
+    stream: int | None = None
+    """The stream that produces the buffer, if not the one that its library names."""
 
     def error(self, expected: str, got: str, remedy: str) -> BufferSpecError:
         return BufferSpecError(self.topic, expected=expected, got=got, remedy=remedy, rank=self.rank)
@@ -60,15 +63,23 @@ class _Spec(NamedTuple):
 
 
 def read_blocks(
-    spec: Any, *, blocks: int = 1, writable: bool, topic: str, rank: int, allow_unaligned: bool = False
+    spec: Any,
+    *,
+    blocks: int = 1,
+    writable: bool,
+    topic: str,
+    rank: int,
+    allow_unaligned: bool = False,
+    stream: int | None = None,
 ) -> Blocks:
     """Return the elements that a spec names, as `blocks` blocks of equal length.
 
     With `allow_unaligned`, elements at unaligned addresses are accepted: the caller packs them before kernels run.
+    `stream` is the handle of the stream that produces them, if not the one that their library names.
     """
     if type(spec) is np.ndarray and (buffer := _usual_array(spec, writable)) and not buffer.count % blocks:
         return Blocks(buffer, (0,), (buffer.count,)) if blocks == 1 else Blocks.even(buffer, blocks)
-    argument = _Argument(topic, rank)
+    argument = _Argument(topic, rank, stream)
     parts = _split_spec(spec, (tuple, list), argument) if isinstance(spec, (tuple, list)) else _Spec(spec)
     buffer = _read_buffer(parts, writable, argument, allow_unaligned)
     start, count = _even_block(parts, buffer, blocks, argument)
@@ -76,10 +87,17 @@ def read_blocks(
 
 
 def read_vector(
-    spec: Any, ranks: int, *, writable: bool, topic: str, rank: int, allow_unaligned: bool = False
+    spec: Any,
+    ranks: int,
+    *,
+    writable: bool,
+    topic: str,
+    rank: int,
+    allow_unaligned: bool = False,
+    stream: int | None = None,
 ) -> Blocks:
     """Return the elements that a spec of a v-variant names, one block per rank."""
-    argument = _Argument(topic, rank)
+    argument = _Argument(topic, rank, stream)
     # In v-variants a list is a sequence of counts; only a tuple is (counts, displacements).
     parts = _split_spec(spec, (tuple,), argument) if isinstance(spec, (tuple, list)) else _Spec(spec)
     buffer = _read_buffer(parts, writable, argument, allow_unaligned)
@@ -151,7 +169,7 @@ def _read_buffer(parts: _Spec, writable: bool, argument: _Argument, allow_unalig
         dtype = _read_dtype(parts.datatype, argument)
     if data is None:
         return _empty_buffer(dtype, argument)
-    buffer = _describe(data, writable, argument)
+    buffer = mark_producer(_describe(data, writable, argument), argument.stream)
     if dtype is not None and dtype is not buffer.dtype:
         buffer = _view_as(dtype, buffer, parts.count is None, argument)
     if buffer.strides is None and not allow_unaligned and not is_aligned(buffer):
@@ -224,6 +242,7 @@ def _view_as(dtype: DType, buffer: Buffer, whole: bool, argument: _Argument) -> 
         readonly=buffer.readonly,
         owner=buffer.owner,
         producer_stream=buffer.producer_stream,
+        produced=buffer.produced,
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from mpi4py import MPI
 
 from mpi_gpucomp._call.buffers import UnsupportedError, read_blocks, read_vector
+from mpi_gpucomp.device.producer import stream_handle
 from mpi_gpucomp.engine.program import Blocks
 from mpi_gpucomp.errors import BufferSpecError, SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVES
@@ -52,6 +53,8 @@ class CallOptions(TypedDict, total=False):
     """Called when the collective has completed, by the thread that notices."""
     on_error: Callable[[BaseException], None] | None
     """Called instead of `callback` with the error of a collective that has failed; not of passed-through calls."""
+    stream: object
+    """The CUDA stream that produces and consumes this rank's buffers; None for the current one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,10 @@ _OPTION_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "replicate": ("a bool", lambda value: isinstance(value, bool)),
     "callback": ("a callable", callable),
     "on_error": ("a callable", callable),
+    "stream": (
+        "a CUDA stream: its handle, or an object with ptr, cuda_stream or __cuda_stream__",
+        lambda value: stream_handle(value) is not None,
+    ),
 }
 """What options must be, unless None; `codec` and `algorithm` are checked where they are looked up."""
 
@@ -179,12 +186,32 @@ class _Reader:
         """Read a buffer argument of equal blocks."""
         topic = self._topic(writable)
         # Alignment differs between ranks, and must not send them different ways: such buffers are packed later.
-        return read_blocks(spec, blocks=blocks, writable=writable, topic=topic, rank=self.rank, allow_unaligned=True)
+        return read_blocks(
+            spec,
+            blocks=blocks,
+            writable=writable,
+            topic=topic,
+            rank=self.rank,
+            allow_unaligned=True,
+            stream=self._stream(),
+        )
 
     def vector(self, spec: Any, *, writable: bool) -> Blocks:
         """Read a buffer argument with counts and displacements."""
         topic = self._topic(writable)
-        return read_vector(spec, self.size, writable=writable, topic=topic, rank=self.rank, allow_unaligned=True)
+        return read_vector(
+            spec,
+            self.size,
+            writable=writable,
+            topic=topic,
+            rank=self.rank,
+            allow_unaligned=True,
+            stream=self._stream(),
+        )
+
+    def _stream(self) -> int | None:
+        """Return the handle of the stream that the call names, if any."""
+        return stream_handle(self.options.get("stream"))
 
     def op(self, op: Any) -> str:
         """Read a reduction operation."""

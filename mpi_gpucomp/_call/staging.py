@@ -1,9 +1,9 @@
 """Buffers that cannot be used where they are: staged on the host for MPI, or packed for the engine.
 
-`HostStaging` serves passed-through calls: elements on a GPU that this MPI cannot access, with gaps between them, or of
-a type that mpi4py does not know are copied through pinned host memory. `PackedBuffers` serves the engine: elements with
-gaps, at unaligned addresses or on another device are packed into contiguous memory on the call's device, before the
-first step and after the last.
+`HostStaging` serves passed-through calls: elements on a GPU that MPI cannot access in this call, with gaps between
+them, or of a type that mpi4py does not know are copied through pinned host memory. `PackedBuffers` serves the engine:
+elements with gaps, at unaligned addresses or on another device are packed into contiguous memory on the call's device,
+before the first step and after the last.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp._call.buffers import is_aligned
-from mpi_gpucomp.device import DTYPES, Buffer, get_device, order_after
+from mpi_gpucomp.device import DTYPES, Buffer, as_buffer, get_device, order_after
+from mpi_gpucomp.device.buffer import type_name
 from mpi_gpucomp.device.pack import gather, scatter
+from mpi_gpucomp.device.producer import mark_producer
 from mpi_gpucomp.engine.program import Blocks
+from mpi_gpucomp.errors import BufferSpecError
 from mpi_gpucomp.transport.gpu_aware import cuda_aware
 
 if TYPE_CHECKING:
@@ -25,7 +28,15 @@ if TYPE_CHECKING:
     from mpi_gpucomp._call.calls import Call
     from mpi_gpucomp.device import Device, Memory, Stream
 
-__all__ = ["HostStaging", "PackedBuffers", "device_of", "mpi4py_accepts", "mpi_supports"]
+__all__ = [
+    "HostStaging",
+    "PackedBuffers",
+    "device_of",
+    "mpi4py_accepts",
+    "mpi_reaches_gpu",
+    "mpi_supports",
+    "wait_for_producers",
+]
 
 _memory = MPI.memory.fromaddress
 _DATATYPES = {
@@ -40,6 +51,35 @@ _VECTORS = {"Allgatherv": (1,), "Gatherv": (1,), "Scatterv": (0,), "Alltoallv": 
 def mpi_supports(call: Call) -> bool:
     """Return True if MPI has the call's operation for elements of its type."""
     return call.op == "replace" or call.blocks.buffer.dtype.name in _DATATYPES
+
+
+def mpi_reaches_gpu(*, blocking: bool) -> bool:
+    """Return True if a collective of the MPI library may be given addresses of GPU memory.
+
+    A CUDA-aware Open MPI does not take them in non-blocking collectives: it reduces and copies there with the host's
+    instructions. Without a progress thread, blocking calls are made as non-blocking ones.
+    """
+    return blocking and MPI.Query_thread() == MPI.THREAD_MULTIPLE and cuda_aware().aware
+
+
+def wait_for_producers(title: str, args: tuple[Any, ...], *, reaches_gpu: bool, rank: int) -> None:
+    """Wait until the arguments of a call that only the MPI library can run are complete on their GPUs.
+
+    Raise if the library cannot access them there.
+    """
+    for arg in args:
+        data = arg[0] if isinstance(arg, (list, tuple)) and arg else arg
+        if isinstance(data, np.ndarray) or not hasattr(data, "__cuda_array_interface__"):
+            continue
+        if not reaches_gpu:
+            raise BufferSpecError(
+                title,
+                expected="memory of the host, or a call that can be staged through it",
+                got=f"a {type_name(data)} on a GPU, with a datatype or an operation that only the MPI library supports",
+                remedy="Pass a copy on the host, or an array of a basic type and one of SUM, PROD, MIN, MAX.",
+                rank=rank,
+            )
+        _wait_for_producer(mark_producer(as_buffer(data)))
 
 
 def mpi4py_accepts(call: Call) -> bool:
@@ -61,18 +101,19 @@ def _is_mpi4py_argument(arg: Any) -> bool:
 
 def _wait_for_producer(buffer: Buffer) -> None:
     """Wait until pending work on a buffer has completed: MPI does not order itself after streams."""
-    stream = get_device(buffer.device).stream()
-    order_after(buffer, stream)
-    stream.synchronize()
-    stream.close()
+    if buffer.produced is not None:
+        buffer.produced.wait()
 
 
 class HostStaging:
     """The arguments of a call as MPI can take them, through pinned host memory where needed."""
 
-    def __init__(self, call: Call) -> None:
-        """Copy the send buffers; `finish` copies the receive buffers back."""
-        self._method = call.method
+    def __init__(self, call: Call, *, reaches_gpu: bool) -> None:
+        """Copy the send buffers; `finish` copies the receive buffers back.
+
+        With `reaches_gpu` MPI gets addresses of GPU memory.
+        """
+        self._method, self._reaches_gpu = call.method, reaches_gpu
         self._finish: list[Callable[[], None]] = []
         self._hosts: dict[int, int] = {}
         new = list(call.args)
@@ -105,7 +146,7 @@ class HostStaging:
         """Return the address of a buffer's elements in contiguous memory that MPI can access."""
         if buffer.device == "host" and buffer.contiguous:
             return buffer.address
-        if buffer.contiguous and cuda_aware().aware:
+        if buffer.contiguous and self._reaches_gpu:
             _wait_for_producer(buffer)
             return buffer.address
         if id(buffer) not in self._hosts:
@@ -135,9 +176,9 @@ class HostStaging:
 
 
 def device_of(*blocks: Blocks | None) -> Device:
-    """Return the device to work on: the GPU, if any of the buffers is there."""
-    names = {one.buffer.device for one in blocks if one is not None}
-    return get_device(max(names, key=lambda name: name != "host"))
+    """Return the device to work on: the first buffer's that is on a GPU, or else the host."""
+    names = [one.buffer.device for one in blocks if one is not None]
+    return get_device(next((name for name in names if name != "host"), "host"))
 
 
 class PackedBuffers:

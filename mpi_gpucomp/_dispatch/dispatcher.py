@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from mpi_gpucomp._dispatch.plan import Route
 from mpi_gpucomp._dispatch.policy import Policy
 from mpi_gpucomp._dispatch.runtime import Runtime
 from mpi_gpucomp._tuning.tuner import Tuner
+from mpi_gpucomp.device import gpu_in_use
+from mpi_gpucomp.device.producer import stream_handle
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from mpi_gpucomp._dispatch.plan import Lifetime, Plan, Settings
     from mpi_gpucomp.request import Request
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "PreparedCall"]
 
 
 class Dispatcher:
@@ -69,15 +72,16 @@ class Dispatcher:
     def start(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Request:
         """Start a non-blocking call."""
         try:
-            return self.prepare(method, args, options)()
+            call, plan = self._planned(method, args, options, blocking=False)
+            return self.runtime.start(plan, call)
         except MPI.Exception as error:
             self.runtime.native.check_dead(error)
             raise
 
-    def prepare(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Callable[[], Request]:
-        """Plan a non-blocking call once, and return what starts it, any number of times."""
+    def prepare(self, method: str, args: tuple[Any, ...], options: CallOptions) -> PreparedCall:
+        """Plan a non-blocking call once, to be started any number of times."""
         call, plan = self._planned(method, args, options, blocking=False)
-        return lambda: self.runtime.start(plan, call)
+        return PreparedCall(self.runtime, plan, call)
 
     def _planned(
         self, method: str, args: tuple[Any, ...], options: CallOptions, *, blocking: bool, explore: bool = True
@@ -115,9 +119,11 @@ class Dispatcher:
                     remedy="Name the methods that will be called.",
                     rank=self._rank,
                 )
-            if not self.tuner.is_calibrated(known.name):
-                self.runtime.agree("calibrate", known.name)
-                self.tuner.calibrate(known.name, "host")
+            device = gpu_in_use() or "host"
+            measured = self.tuner.is_calibrated(known.name)
+            self.runtime.agree("calibrate", known.name)
+            if not measured or self.tuner.misses_gpus(known.name, device):
+                self.tuner.calibrate(known.name, device)
 
     def autotune(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Plan:
         """Repeat a call until `auto` has found the fastest plan for it, and return that."""
@@ -157,7 +163,9 @@ class Dispatcher:
             return recvcounts
         counts = np.zeros(self._size, np.int64)
         try:
-            own = read_blocks(recvbuf, writable=True, topic=title, rank=self._rank, allow_unaligned=True).counts[0]
+            stream = stream_handle(options.get("stream"))
+            read = partial(read_blocks, topic=title, rank=self._rank, stream=stream)
+            own = read(recvbuf, writable=True, allow_unaligned=True).counts[0]
         except Exception:
             own = -1  # raised again when the call itself is parsed, and reported to the other ranks
         call = parse_call("Allgather", (np.array([own]), counts), {}, self._rank, self._size)
@@ -168,6 +176,28 @@ class Dispatcher:
             self.runtime.native.check_dead(error)
             raise
         return counts.tolist() if counts.min() >= 0 else None
+
+
+class PreparedCall:
+    """A non-blocking call that was planned, and can be started any number of times."""
+
+    def __init__(self, runtime: Runtime, plan: Plan, call: Call) -> None:
+        """Start nothing yet."""
+        self._runtime, self._plan, self._call = runtime, plan, call
+        # The events that the call has are of now; a later start has to follow what the caller does until then.
+        self._on_gpu = any(one is not None and one.buffer.device != "host" for one in (call.sent, call.received))
+
+    def __call__(self) -> Request:
+        """Start the call behind the producers of its buffers, which are this thread's current streams."""
+        return self.behind_producers()()
+
+    def behind_producers(self) -> Callable[[], Request]:
+        """Return what starts the call, in any thread, behind what its producers have queued until now."""
+        plan, call = self._plan, self._call
+        if self._on_gpu:
+            rank, size = self._runtime.rank, self._runtime.size
+            call = parse_call(call.method, call.args, call.options, rank, size, blocking=False)
+        return lambda: self._runtime.start(plan, call)
 
 
 def _bare(method: str) -> str:

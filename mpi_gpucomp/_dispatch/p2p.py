@@ -32,18 +32,20 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp._call.buffers import UnsupportedError, read_blocks
-from mpi_gpucomp._call.calls import Call
-from mpi_gpucomp._call.staging import HostStaging, PackedBuffers, device_of, mpi4py_accepts
+from mpi_gpucomp._call.calls import Call, check_options
+from mpi_gpucomp._call.staging import HostStaging, PackedBuffers, device_of, mpi4py_accepts, wait_for_producers
 from mpi_gpucomp._dispatch.envelopes import MpiEnvelopes, RailEnvelopes
 from mpi_gpucomp._tuning.model import DEFAULT_CHUNK
 from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.device import order_after
 from mpi_gpucomp.device.base import dtype_of_code
+from mpi_gpucomp.device.producer import stream_handle
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.errors import BufferSpecError, FrameError, PeerError
 from mpi_gpucomp.monitor.recorder import gpu_range
 from mpi_gpucomp.request import NativeRequest, Request
 from mpi_gpucomp.trace import DECODE, ENCODE, NO_CALL_TRACE, NO_TRACE
+from mpi_gpucomp.transport.gpu_aware import cuda_aware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -610,33 +612,45 @@ class PointToPoint:
         if not broken:
             self._channel.envelopes.close()
 
-    def send(self, buf: Any, dest: int, tag: int, codec: str | Codec | None, chunk: int | None) -> None:
+    def send(
+        self, buf: Any, dest: int, tag: int, codec: str | Codec | None, chunk: int | None, stream: Any = None
+    ) -> None:
         """Send a message; return when the buffer may be reused."""
         framed = self._framed(codec, dest)
         if framed is None:
-            self._block("Send", buf, (dest, tag))
+            self._block("Send", buf, (dest, tag), stream)
         else:
-            self._begin_send(buf, dest, tag, framed, explicit=codec is not None, chunk=chunk).Wait()
+            self._begin_send(buf, dest, tag, framed, stream, explicit=codec is not None, chunk=chunk).Wait()
 
-    def receive(self, buf: Any, source: int, tag: int, status: MPI.Status | None, codec: str | Codec | None) -> None:
+    def receive(
+        self,
+        buf: Any,
+        source: int,
+        tag: int,
+        status: MPI.Status | None,
+        codec: str | Codec | None,
+        stream: Any = None,
+    ) -> None:
         """Receive a message."""
         if self._framed(codec, source) is None:
-            self._block("Recv", buf, (source, tag), status)
+            self._block("Recv", buf, (source, tag), stream, status)
         else:
-            self._begin_receive(buf, source, tag).Wait(status)
+            self._begin_receive(buf, source, tag, stream).Wait(status)
 
-    def start_send(self, buf: Any, dest: int, tag: int, codec: str | Codec | None, chunk: int | None) -> Request:
+    def start_send(
+        self, buf: Any, dest: int, tag: int, codec: str | Codec | None, chunk: int | None, stream: Any = None
+    ) -> Request:
         """Start a send."""
         framed = self._framed(codec, dest)
         if framed is None:
-            return self._begin("Isend", buf, (dest, tag))
-        return self._woken(self._begin_send(buf, dest, tag, framed, explicit=codec is not None, chunk=chunk))
+            return self._begin("Isend", buf, (dest, tag), stream)
+        return self._woken(self._begin_send(buf, dest, tag, framed, stream, explicit=codec is not None, chunk=chunk))
 
-    def start_receive(self, buf: Any, source: int, tag: int, codec: str | Codec | None) -> Request:
+    def start_receive(self, buf: Any, source: int, tag: int, codec: str | Codec | None, stream: Any = None) -> Request:
         """Start a receive."""
         if self._framed(codec, source) is None:
-            return self._begin("Irecv", buf, (source, tag))
-        return self._woken(self._begin_receive(buf, source, tag))
+            return self._begin("Irecv", buf, (source, tag), stream)
+        return self._woken(self._begin_receive(buf, source, tag, stream))
 
     def exchange(
         self,
@@ -645,12 +659,13 @@ class PointToPoint:
         status: MPI.Status | None,
         codec: str | Codec | None,
         chunk: int | None,
+        stream: Any = None,
     ) -> None:
         """Send a message and receive another, each given as buffer, peer and tag."""
         if self._framed(codec, 0) is None and self._may_block_in_mpi4py(out[0]) and self._may_block_in_mpi4py(back[0]):
             self._comm.Sendrecv(*out, *back, *(() if status is None else (status,)))
             return
-        sent, received = self.start_send(*out, codec, chunk), self.start_receive(*back, codec)
+        sent, received = self.start_send(*out, codec, chunk, stream), self.start_receive(*back, codec, stream)
         try:
             received.Wait(status)
         finally:
@@ -668,9 +683,9 @@ class PointToPoint:
         return self._rail_codec if found.name == "none" else found
 
     def _begin_send(
-        self, buf: Any, dest: int, tag: int, codec: Codec, *, explicit: bool, chunk: int | None
+        self, buf: Any, dest: int, tag: int, codec: Codec, stream: Any, *, explicit: bool, chunk: int | None
     ) -> P2PRequest:
-        blocks = self._blocks("Send", buf, writable=False)
+        blocks = self._blocks("Send", buf, stream, writable=False)
         dtype = blocks.buffer.dtype
         if explicit:
             codec.check_dtype(dtype)
@@ -678,16 +693,17 @@ class PointToPoint:
             codec = get_codec("none")
         return self._track(SendOperation(self._channel, blocks, codec, dest, tag, chunk or self._chunk))
 
-    def _begin_receive(self, buf: Any, source: int, tag: int) -> P2PRequest:
-        return self._track(RecvOperation(self._channel, self._blocks("Recv", buf, writable=True), source, tag))
+    def _begin_receive(self, buf: Any, source: int, tag: int, stream: Any) -> P2PRequest:
+        blocks = self._blocks("Recv", buf, stream, writable=True)
+        return self._track(RecvOperation(self._channel, blocks, source, tag))
 
-    def _blocks(self, method: str, buf: Any, *, writable: bool) -> Blocks:
+    def _blocks(self, method: str, buf: Any, stream: Any, *, writable: bool) -> Blocks:
         """Parse a buffer argument."""
         if self._engine.broken is not None:
             raise self._engine.broken
         topic, rank = f"{method}, {'receive' if writable else 'send'} buffer", self._comm.rank
         try:
-            return read_blocks(buf, writable=writable, topic=topic, rank=rank)
+            return read_blocks(buf, writable=writable, topic=topic, rank=rank, stream=self._handle(method, stream))
         except UnsupportedError as reason:
             raise BufferSpecError(
                 topic,
@@ -698,6 +714,12 @@ class PointToPoint:
                 else "Pass codec='none' here and on the other side.",
                 rank=rank,
             ) from None
+
+    def _handle(self, method: str, stream: Any) -> int | None:
+        """Return the handle of the stream that a call names, if any."""
+        if stream is not None:
+            check_options(method, {"stream": stream}, self._comm.rank)
+        return stream_handle(stream)
 
     def _track(self, message: SendOperation | RecvOperation) -> P2PRequest:
         with self._driver.lock:
@@ -712,7 +734,9 @@ class PointToPoint:
 
     # Passed-through messages
 
-    def _block(self, method: str, buf: Any, rest: tuple[int, int], status: MPI.Status | None = None) -> None:
+    def _block(
+        self, method: str, buf: Any, rest: tuple[int, int], stream: Any, status: MPI.Status | None = None
+    ) -> None:
         """Make a blocking native call; without a progress thread, drive the engine meanwhile."""
         if self._may_block_in_mpi4py(buf):
             try:
@@ -721,25 +745,26 @@ class PointToPoint:
                 self._runtime.native.check_dead(error)
                 raise
             return
-        request = self._begin(f"I{method.lower()}", buf, rest)
+        request = self._begin(f"I{method.lower()}", buf, rest, stream)
         self._driver.wait_until(lambda: request.Test(status))
 
     def _may_block_in_mpi4py(self, buf: Any) -> bool:
         """Return True if mpi4py takes the buffer, and the call may block."""
         return (self._driver.background or self._engine.idle) and _mpi4py_accepts_buffer(buf)
 
-    def _begin(self, method: str, buf: Any, rest: tuple[int, int]) -> Request:
+    def _begin(self, method: str, buf: Any, rest: tuple[int, int], stream: Any) -> Request:
         """Start a native call, staged through the host where mpi4py cannot access the elements."""
-        staging = None if _mpi4py_accepts_buffer(buf) else self._stage(method, buf)
+        staging = None if _mpi4py_accepts_buffer(buf) else self._stage(method, buf, stream)
         staged = staging.args[0] if staging else buf
         request = NativeRequest(self._driver, (buf, staged), staging)
         return request.issued(getattr(self._comm, method)(staged, *rest))
 
-    def _stage(self, method: str, buf: Any) -> HostStaging | None:
-        receives = method == "Irecv"
+    def _stage(self, method: str, buf: Any, stream: Any) -> HostStaging | None:
+        receives, rank, reaches_gpu = method == "Irecv", self._comm.rank, cuda_aware().aware
         try:
-            blocks = read_blocks(buf, writable=receives, topic=method, rank=self._comm.rank)
+            blocks = read_blocks(buf, writable=receives, topic=method, rank=rank, stream=self._handle(method, stream))
         except UnsupportedError:
+            wait_for_producers(method, (buf,), reaches_gpu=reaches_gpu, rank=rank)
             return None
         # HostStaging copies the one buffer of a Bcast back, which is what a receive needs.
         call = (
@@ -747,7 +772,7 @@ class PointToPoint:
             if receives
             else Call(method, (buf, None), {}, True, sent=blocks)
         )
-        return None if mpi4py_accepts(call) else HostStaging(call)
+        return None if mpi4py_accepts(call) else HostStaging(call, reaches_gpu=reaches_gpu)
 
 
 class P2PRequest(Request):

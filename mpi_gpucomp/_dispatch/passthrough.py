@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
 
-from mpi_gpucomp._call.staging import HostStaging, mpi4py_accepts
+from mpi_gpucomp._call.staging import HostStaging, mpi4py_accepts, mpi_reaches_gpu
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.scheduling import Job
 from mpi_gpucomp.request import NativeRequest, Request
@@ -128,7 +128,7 @@ class Passthrough:
         if mpi4py_accepts(call):
             self._call(call.method, call.args, comm)
             return comm
-        staging = HostStaging(call)
+        staging = HostStaging(call, reaches_gpu=mpi_reaches_gpu(blocking=True))
         try:
             self._call(call.method, staging.args, comm)
         finally:
@@ -178,7 +178,7 @@ class Passthrough:
             own = self._new_check(call, plan)
             check = own or self._checks.get(_class_of(call, plan))
         # In the caller's thread, which the streams of its buffers belong to.
-        staging = None if mpi4py_accepts(call) else HostStaging(call)
+        staging = None if mpi4py_accepts(call) else HostStaging(call, reaches_gpu=mpi_reaches_gpu(blocking=False))
         args = call.args if staging is None else staging.args
         request = NativeRequest(self._driver, (call, args), staging, self.check_dead, self.callback_of(call))
         deferred = _Deferred(check, own is not None, lambda: getattr(self._comm, call.title)(*args), request)

@@ -68,15 +68,19 @@ class DeltaRequest(PersistentRequest):
         """Compare the versions of all ranks, then broadcast."""
         least_and_most = np.array([self.version, -self.version])
         options: CallOptions = {"name": f"{self._name}, version", "codec": "none"}
-        chain = _ChainedRequest(lambda: self._broadcast(*least_and_most.tolist()))
+        # Whatever thread starts the broadcast, it follows what this one has queued.
+        full, delta = self._send_full.behind_producers(), self._send_delta.behind_producers()
+        chain = _ChainedRequest(lambda: self._broadcast(full, delta, *least_and_most.tolist()))
         options["callback"] = chain.start_second
         chain.first = self._dispatcher.start("Allreduce", (MPI.IN_PLACE, least_and_most, MPI.MIN), options)
         return chain
 
-    def _broadcast(self, least: int, negative_most: int) -> Request:
+    def _broadcast(
+        self, full: Callable[[], Request], delta: Callable[[], Request], least: int, negative_most: int
+    ) -> Request:
         self.full = least != -negative_most or least == 0
         self._next = 1 - negative_most
-        return self._send_full() if self.full else self._send_delta()
+        return full() if self.full else delta()
 
     def _on_done(self) -> None:
         """Keep the version, before the caller may overwrite the buffer."""

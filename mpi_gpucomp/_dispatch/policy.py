@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp._call.staging import mpi_supports
+from mpi_gpucomp._call.staging import mpi_reaches_gpu, mpi_supports, wait_for_producers
 from mpi_gpucomp._dispatch.plan import Lifetime, Plan, Route
 from mpi_gpucomp._tuning.model import DEFAULT_CHUNK, default_algorithm
 from mpi_gpucomp.codec import get_codec
@@ -79,6 +79,9 @@ class Policy:
                 remedy=f"Pass an array of a basic type and one of SUM, PROD, MIN, MAX, or omit {', '.join(asked)}.",
                 rank=self._rank,
             )
+        if call.unsupported is not None:
+            reaches_gpu = mpi_reaches_gpu(blocking=call.blocking)
+            wait_for_producers(call.title, call.args, reaches_gpu=reaches_gpu, rank=self._rank)
         return Plan(Route.PASSTHROUGH, f"only the MPI library supports this call: {reason}")
 
     def _explicit(self, call: Call) -> Plan | None:

@@ -7,7 +7,7 @@ budget, and larger sizes are measured only while they are fast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf, isfinite
 from time import perf_counter, sleep
@@ -34,10 +34,12 @@ from mpi_gpucomp._tuning.mpi_algorithms import DEFAULT, TunedComm, agree_max
 from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.codec.auto import ASSUMED, CODINGS, Auto, CodecSpeed, Costs
 from mpi_gpucomp.device import Buffer, dtype_of_name, get_device
+from mpi_gpucomp.device.host import HostDevice
 from mpi_gpucomp.errors import DeviceError
 from mpi_gpucomp.schedule.algorithms import algorithms, build
-from mpi_gpucomp.schedule.cost import RELAY_BYTES
+from mpi_gpucomp.schedule.cost import RELAY_BYTES, default_chunk_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES
+from mpi_gpucomp.transport.gpu_aware import cuda_aware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,6 +81,7 @@ ENGINE_SHORT, ENGINE_LONG = 1 << 16, 1 << 22
 POLL_SECONDS = 1e-4
 CODEC_ROUNDS = 4
 CODED_BYTES = 1 << 19
+LONG_MESSAGE = 1 << 30
 
 
 def sample_buffers(collective: str, ranks: int, nbytes: int) -> tuple[Array, ...]:
@@ -96,6 +99,9 @@ class Calibration:
     ranks: int
     measured: Measurements
     costs: Costs
+    """On the host."""
+    gpu_costs: Costs | None = None
+    """On GPUs, if a rank had elements there: then they are what plans are made by."""
     tuned_comms: tuple[TunedComm, ...] = ()
     """Communicators on which native MPI is faster than by default."""
 
@@ -113,8 +119,11 @@ class Calibration:
         return native_seconds(self.measured, nbytes)
 
     def _coding(self, dtype: DType, codec: str, ratio: float) -> CodecCost | None:
-        speed = self.costs.coding.get((codec, dtype.name)) or self.costs.coding.get((codec, "uint8"))
-        return CodecCost(*speed, ratio) if speed else None
+        costs = self.gpu_costs or self.costs
+        speed = costs.coding.get((codec, dtype.name)) or costs.coding.get((codec, "uint8"))
+        layout, link = self.measured.layout, self.measured.link
+        wire = max(link.per_byte, layout.between.per_byte if layout else 0.0)
+        return CodecCost(*speed, ratio) if speed and max(speed) <= wire else None
 
 
 def calibrate(
@@ -126,8 +135,9 @@ def calibrate(
 ) -> Calibration:
     """Measure a collective: all ranks do, with nothing else in flight on the communicator.
 
-    `device` holds the elements. Link and codec costs are taken over from `known`, measured for another collective.
-    `new_sweep` makes a sweep over the MPI library's algorithms; without it only the default is measured.
+    `device` holds this rank's elements. Link and codec costs are taken over from `known`, measured for another
+    collective or without GPUs. `new_sweep` makes a sweep over the MPI library's algorithms; without it only the default
+    is measured.
     """
     comm = runtime.comm
     if comm.size == 1:
@@ -135,7 +145,10 @@ def calibrate(
             collective, 1, Measurements(LinkCost(0.0, 0.0), ((1, 0.0),)), known.costs if known else ASSUMED
         )
     link = known.measured.link if known else _measure_link(comm)
-    costs = known.costs if known else _measure_codecs(comm, link, device)
+    costs = known.costs if known else _measure_codecs(comm, link, "host")
+    gpu_costs = known.gpu_costs if known else None
+    if gpu_costs is None and any(agree_max(comm, [float(device != "host")])):
+        gpu_costs = _measure_codecs(comm, link, device if device != "host" else None)
     raw = CodecCost(*costs.coding["none", "uint8"])
     native, tuned = _measure_native(comm, collective, new_sweep)
     layout = known.measured.layout if known else _measure_layout(comm, runtime.nodes)
@@ -146,7 +159,10 @@ def calibrate(
         (nbytes, _seconds(comm, partial(_run_engine, runtime, collective, nbytes)))
         for nbytes in (ENGINE_SHORT, ENGINE_LONG)
     ]
-    return Calibration(collective, comm.size, fit(collective, comm.size, measured, *runs), costs, tuned)
+    fitted = fit(collective, comm.size, measured, *runs)
+    if gpu_costs is not None:
+        fitted = replace(fitted, raw=CodecCost(*gpu_costs.coding["none", "uint8"]))
+    return Calibration(collective, comm.size, fitted, costs, gpu_costs, tuned)
 
 
 def _run_engine(runtime: Runtime, collective: str, nbytes: int) -> None:
@@ -262,10 +278,10 @@ def _measure_link(comm: MPI.Intracomm, ring: Sequence[int] | None = None) -> Lin
     return LinkCost(latency, max(0.0, later - sooner) / (more - less))
 
 
-def _measure_codecs(comm: MPI.Intracomm, link: LinkCost, device: str) -> Costs:
-    """Agree on the speeds of the codecs that all ranks have."""
+def _measure_codecs(comm: MPI.Intracomm, link: LinkCost, device: str | None) -> Costs:
+    """Agree on the speeds of the codecs that all ranks have; a rank without a device has no say."""
     comm.Barrier()  # ranks that share cores measure at the same time, as they will run
-    measured = codec_speeds(device)
+    measured = (0.0,) * (2 * len(CODINGS) + 1) if device is None else codec_speeds(device)
     arrived = comm.Ibarrier()
     while not arrived.Test():
         sleep(POLL_SECONDS)  # a blocking wait would take a core from ranks that still measure
@@ -283,15 +299,20 @@ def _measure_codecs(comm: MPI.Intracomm, link: LinkCost, device: str) -> Costs:
 
 @lru_cache(maxsize=16)
 def codec_speeds(device: str) -> tuple[float, ...]:
-    """Return the seconds per byte of encoding and decoding for each of CODINGS, then the seconds of a sample."""
+    """Return the seconds per byte of encoding and decoding for each of CODINGS, then the seconds of a sample.
+
+    A core codes all chunks at about one speed. A GPU is the faster the longer a chunk is, so there they have the length
+    of those that long messages are cut into.
+    """
     place = get_device(device)
+    nbytes = CODED_BYTES if device == "host" else default_chunk_bytes(LONG_MESSAGE, coded=True)
     stream = place.stream()
     times: list[float] = []
-    with place.alloc(CODED_BYTES) as memory:
+    with place.alloc(nbytes) as memory:
         for codec, name in CODINGS:
             source = _fill(memory, codec, name, stream)
             try:
-                times += (seconds / CODED_BYTES for seconds in _code_seconds(codec, source, stream))
+                times += (seconds / nbytes for seconds in _code_seconds(codec, source, stream))
             except DeviceError:
                 times += (inf, inf)
         times.append(_sample_seconds(memory, stream))
@@ -303,9 +324,9 @@ def _fill(memory: Memory, codec: Codec, name: str, stream: Stream) -> Buffer:
     """Fill memory with values that compress like real data."""
     dtype = dtype_of_name(name)
     assert dtype is not None
-    count = CODED_BYTES // dtype.itemsize
+    count = memory.nbytes // dtype.itemsize
     values = _values(codec, dtype, count)
-    stream.copy(memory.address, values.ctypes.data, CODED_BYTES)
+    stream.copy(memory.address, values.ctypes.data, memory.nbytes)
     stream.synchronize()
     return Buffer(memory.address, dtype, (count,), device=memory.device.name, owner=memory)
 
@@ -323,17 +344,25 @@ def _values(codec: Codec, dtype: DType, count: int) -> Array:
 
 
 def _code_seconds(codec: Codec, source: Buffer, stream: Stream) -> tuple[float, float]:
-    """Return the seconds to make a frame, and to verify and decode it."""
+    """Return the seconds to make a frame where the wire reaches it, and to verify and decode it."""
     encoding, decoding = inf, inf
+    staged = not isinstance(stream.device, HostDevice) and not cuda_aware().aware
+    most = frame.max_frame_bytes(codec, source.count, source.dtype)
     with (
-        stream.device.alloc(frame.max_frame_bytes(codec, source.count, source.dtype)) as room,
+        stream.device.alloc(most) as room,
         stream.device.alloc(source.nbytes) as back,
+        stream.device.pinned(most if staged else 0) as pinned,
     ):
         to = Buffer(back.address, source.dtype, source.shape, device=source.device, owner=back)
         for _ in range(CODEC_ROUNDS):
             start = perf_counter()
-            frame.encode(codec, source, room, 0, stream).result()
+            nbytes = frame.encode(codec, source, room, 0, stream).result() or 0
+            if staged:
+                stream.copy(pinned.address, room.address, nbytes)
+                stream.synchronize()
             middle = perf_counter()
+            if staged:
+                stream.copy(room.address, pinned.address, nbytes)
             header = frame.read_header(room, stream)
             frame.decode(codec, header, room, to, stream, op="replace").result()
             encoding, decoding = min(encoding, middle - start), min(decoding, perf_counter() - middle)
@@ -345,7 +374,7 @@ def _sample_seconds(memory: Memory, stream: Stream) -> float:
     auto = Auto(Costs(wire=1.0, sample=0.0))  # a link so slow that every codec is tried
     dtype = dtype_of_name("float32")
     assert dtype is not None
-    source = Buffer(memory.address, dtype, (CODED_BYTES // 4,), device=memory.device.name, owner=memory)
+    source = Buffer(memory.address, dtype, (memory.nbytes // 4,), device=memory.device.name, owner=memory)
     best = inf
     for _ in range(CODEC_ROUNDS):
         start = perf_counter()

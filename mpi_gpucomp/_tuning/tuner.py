@@ -155,14 +155,19 @@ class Tuner:
         """Return True if a collective has been measured."""
         return collective in self._calibrations
 
+    def misses_gpus(self, collective: str, device: str) -> bool:
+        """Return True if a collective was measured before any rank used a GPU, and one does now: all ranks ask."""
+        has_gpu = max(agree_max(self._comm, [float(device != "host")]))
+        return has_gpu > 0 and self._calibrations[collective].gpu_costs is None
+
     def calibrate(self, collective: str, device: str) -> None:
         """Measure a collective: all ranks do, with nothing else in flight."""
-        known = next(iter(self._calibrations.values()), None)
+        known = next(reversed(self._calibrations.values()), None)
         sweep = self._new_sweep if keeps_settings() else None
         found = calibrate(self._runtime, collective, device, known, sweep)
         self._calibrations[collective] = found
-        if known is None:
-            self.codec = Auto(found.costs)
+        if known is None or known.gpu_costs is not found.gpu_costs:
+            self.codec = Auto(found.costs, found.gpu_costs)
         for tuned in found.tuned_comms:
             self._runtime.native.add_tuned_comm(COLLECTIVES[collective].method, tuned)
         self._runtime.native.fast_path.clear()  # calls that bypassed dispatch may find a better plan now
@@ -220,11 +225,13 @@ class Tuner:
             return Plan(Route.PASSTHROUGH, why, self.codec, comm=candidate.comm, race=race, lifetime=lifetime)
         nodes = self._runtime.nodes
         algorithm = build(call.collective, candidate.algorithm, self._comm.size, call.root, nodes, call.in_place)
-        chunk = candidate.chunk_bytes
-        if candidate.codec.name != "none":
+        chunk, codec = candidate.chunk_bytes, candidate.codec
+        if codec.name != "none":
             # The model does not know the fixed cost of an encoded chunk.
             chunk = default_chunk_bytes(call.nbytes, coded=True, shared=len(nodes) == 1)
-        return Plan(Route.ENGINE, why, candidate.codec, algorithm, chunk, race=race)
+            if self._calibrations[call.collective].gpu_costs is not None:
+                codec = self.codec  # ranks may have their elements elsewhere: each decides for its chunks
+        return Plan(Route.ENGINE, why, codec, algorithm, chunk, race=race)
 
     # Races
 

@@ -39,6 +39,7 @@ __all__ = ["COMMAND", "describe_gpu", "describe_library", "first_gpu", "page"]
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 """Set by mpirun, mpiexec or srun."""
 THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 OPTIONAL = {"cramjam": "cramjam", "highspy": "highspy", "torch": "PyTorch"}
 FILES = (config.LOG, config.CSV, config.PROMETHEUS)
 """The settings that are names of files."""
@@ -138,6 +139,8 @@ def _start_mpi() -> tuple[Any, Facts]:
         return None, facts | {"MPI library": f"none: {_last_line(str(error))}"}
     name = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].partition(",")[0].split())
     facts["MPI library"] = f"{name}, {_library_path(MPI.__file__) or 'path unknown'}"
+    if (transport := gpu_aware.describe_transport(MPI.__file__)) is not None:
+        facts["PML"] = transport
     facts["MPI standard"] = ".".join(map(str, MPI.Get_version()))
     facts["thread level"] = THREAD_LEVELS[MPI.Query_thread()]
     return MPI.COMM_WORLD, facts
@@ -200,6 +203,7 @@ def _add_devices(report: _Report) -> None:
     affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     facts = {"cores": f"{len(affinity(0))} usable of {os.cpu_count()}" if affinity else str(os.cpu_count())}
     facts |= {"host library": describe_library(), "GPUs": describe_gpu(first_gpu())}
+    facts[VISIBLE] = os.environ.get(VISIBLE, "not set: this rank sees all GPUs")
     if facts["host library"].startswith("none. "):
         report.problems.append(facts["host library"].removeprefix("none. "))
     facts["CuPy"] = _version("cupy")

@@ -1,10 +1,11 @@
 """The codec `auto`: the fastest lossless codec for each chunk, or none, chosen by the sender.
 
 A chunk passes through a pipeline of three stages: encoding, transfer, decoding. Its cost is that of the slowest stage,
-max(encode, wire / ratio, decode), in seconds per decoded byte. The speeds come from `Costs`; the ratio is measured on
-a sample of a few kilobytes from the start, middle and end of the chunk. Raw is chosen unless a codec is expected to be
-clearly faster. No sample is taken if the link is too fast for any ratio, or the chunk too short for a sample to pay.
-Chunks that are adjacent in memory share a sample.
+max(encode, wire / ratio, decode), in seconds per decoded byte. The speeds come from `Costs`, which GPUs may have of
+their own; the ratio is measured on a sample of a few kilobytes from the start, middle and end of the chunk. Raw is
+chosen unless a codec is expected to be clearly faster, and always where the wire is faster than the codec. No sample is
+taken if the link is too fast for any ratio, or the chunk too short for a sample to pay. Chunks that are adjacent in
+memory share a sample.
 
 The frame of a chunk has the wire id of the chosen codec, so ranks may have different costs. Outside frames, the bytes
 that this codec encodes start with a prefix of eight bytes: the wire id of the chosen codec, and zeros.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec.base import Codec
-    from mpi_gpucomp.device.base import DType, Event, Memory, Stream
+    from mpi_gpucomp.device.base import Device, DType, Event, Memory, Stream
 
 __all__ = ["ASSUMED", "CODINGS", "Auto", "CodecSample", "CodecSpeed", "Costs"]
 
@@ -103,6 +104,11 @@ class Costs:
         """Return the speed of a codec on elements of a type, or None if it is not used."""
         return self.coding.get((codec.name, dtype.name)) or self.coding.get((codec.name, ANY_TYPE))
 
+    def keeps_up(self, codec: Codec, dtype: DType) -> bool:
+        """Return True if a codec encodes and decodes clearly faster than the wire carries the elements."""
+        speed = self.of(codec, dtype)
+        return speed is not None and max(speed) * MARGIN <= self.wire
+
     def raw(self, dtype: DType) -> float:
         """Return the seconds per byte of a raw chunk."""
         return max(self.wire, *(self.of(RAW, dtype) or (0.0,)))
@@ -127,9 +133,9 @@ class Auto(KernelCodec):
     shared: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = tuple(dtype.name for dtype in DTYPES)
 
-    def __init__(self, costs: Costs = ASSUMED) -> None:
-        """Choose by these costs; decoders do not depend on them."""
-        self.costs = costs
+    def __init__(self, costs: Costs = ASSUMED, gpu_costs: Costs | None = None) -> None:
+        """Choose by these costs, of the host and of GPUs (None: the same); decoders do not depend on them."""
+        self.costs, self.gpu_costs = costs, gpu_costs
         self._missing: set[tuple[str, str]] = set()
         self._next: dict[tuple[int, str], tuple[int, Codec]] = {}
 
@@ -161,7 +167,12 @@ class Auto(KernelCodec):
 
     def sample(self, source: Buffer, stream: Stream) -> Sampling:
         """Queue the encoding of a sample with every codec that may be faster than raw."""
-        return Sampling(self, self.worth_sampling(source.dtype, source.nbytes), source, stream)
+        costs = self.costs_on(stream.device)
+        return Sampling(self, self.worth_sampling(source.dtype, source.nbytes, costs), source, stream)
+
+    def costs_on(self, device: Device) -> Costs:
+        """Return the costs of chunks that are on a device."""
+        return self.costs if self.gpu_costs is None or isinstance(device, HostDevice) else self.gpu_costs
 
     def decoder(self, wire_id: int) -> Codec:
         """Return the codec with this wire id."""
@@ -201,9 +212,10 @@ class Auto(KernelCodec):
         """Return True if every codec that the prefix can name does."""
         return all(codec.tolerates_damage(stream) for codec in BY_WIRE_ID.values())
 
-    def best(self, dtype: DType, ratios: Mapping[Codec, float]) -> CodecSample:
+    def best(self, dtype: DType, ratios: Mapping[Codec, float], costs: Costs | None = None) -> CodecSample:
         """Return the codec whose slowest stage is fastest, or raw unless the codec is clearly faster."""
-        costs = self.costs
+        costs = costs or self.costs
+        ratios = {codec: ratio for codec, ratio in ratios.items() if costs.keeps_up(codec, dtype)}
         times = {codec: max(costs.wire / ratio, *(costs.of(codec, dtype) or ())) for codec, ratio in ratios.items()}
         codec = min(times, key=times.__getitem__, default=None)
         if codec is None or times[codec] * MARGIN > costs.raw(dtype):
@@ -223,11 +235,11 @@ class Auto(KernelCodec):
         """Record that a package that the codec needs on this device is missing."""
         self._missing.add((codec.name, stream.device.name))
 
-    def worth_sampling(self, dtype: DType, nbytes: int) -> list[Codec]:
+    def worth_sampling(self, dtype: DType, nbytes: int, costs: Costs | None = None) -> list[Codec]:
         """Return the codecs that are fast enough to pay at a good ratio, as many as the time for samples allows."""
-        costs, raw = self.costs, self.costs.raw(dtype)
-        known = ((codec, costs.of(codec, dtype)) for codec in _candidates(dtype))
-        fast = [codec for codec, coding in known if coding and max(coding) * MARGIN <= raw]
+        costs = costs or self.costs
+        raw = costs.raw(dtype)
+        fast = [codec for codec in _candidates(dtype) if costs.keeps_up(codec, dtype)]
         affordable = len(fast) if not costs.sample else int(SAMPLE_SHARE * raw * nbytes / costs.sample)
         return fast[:affordable]
 
@@ -252,6 +264,7 @@ class Sampling:
     def __init__(self, auto: Auto, codecs: list[Codec], source: Buffer, stream: Stream) -> None:
         """Queue the copy of the sample, and its encoding with every codec."""
         self._auto, self._dtype, self._nbytes = auto, source.dtype, 0
+        self._costs = auto.costs_on(stream.device)
         self._pending: dict[Codec, Pending] = {}
         self._event: Event | None = None
         codecs = [codec for codec in codecs if auto.available(codec, stream)]
@@ -290,7 +303,7 @@ class Sampling:
             self._event.wait()
         sizes = {codec: pending.result() for codec, pending in self._pending.items()}
         ratios = {codec: self._nbytes / size for codec, size in sizes.items() if size}
-        return self._auto.best(self._dtype, ratios)
+        return self._auto.best(self._dtype, ratios, self._costs)
 
 
 def _copy_blocks(source: Buffer, block: int, to: Memory, stream: Stream) -> Buffer:

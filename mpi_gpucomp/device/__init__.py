@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from threading import Lock
 
 from mpi_gpucomp.device.base import DTYPES, Device, DType, Event, Memory, Stream, dtype_of_code, dtype_of_name
@@ -23,11 +24,14 @@ __all__ = [
     "dtype_of_code",
     "dtype_of_name",
     "get_device",
+    "gpu_in_use",
     "order_after",
 ]
 
 _devices: dict[str, Device] = {}
 _lock = Lock()
+_used_before_fork = ""
+"""A GPU that an ancestor of this process used before the fork, if any."""
 
 
 def get_device(name: str) -> Device:
@@ -37,6 +41,14 @@ def get_device(name: str) -> Device:
         with _lock:
             device = _devices.get(name) or _devices.setdefault(name, _create(name))
     return device
+
+
+def gpu_in_use() -> str | None:
+    """Return the name of a GPU that this process uses, here or in torch; None if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
+    return next((name for name in _devices if name != "host"), None)
 
 
 def _create(name: str) -> Device:
@@ -50,15 +62,23 @@ def _create(name: str) -> Device:
             got=f"'{name}'",
             remedy="Name the first GPU cuda:0.",
         )
+    if _used_before_fork:
+        raise DeviceError(
+            f"device {name}",
+            expected="a process that was not forked from one that uses CUDA",
+            got=f"a child of a process that had used {_used_before_fork} before the fork",
+            remedy="Start processes with the method 'spawn' or 'forkserver' of multiprocessing, or fork before CUDA.",
+        )
     from mpi_gpucomp.device.cuda import CudaDevice
 
     return CudaDevice(int(gpu[1]))
 
 
 def _after_fork() -> None:
-    """Let a forked child create its own devices: neither threads nor CUDA contexts survive a fork."""
-    global _lock
+    """Let a forked child create its own devices: threads do not survive a fork, and CUDA cannot be used in a child."""
+    global _lock, _used_before_fork
     _lock = Lock()
+    _used_before_fork = _used_before_fork or next((name for name in _devices if name != "host"), "")
     _devices.clear()
 
 

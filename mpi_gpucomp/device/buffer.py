@@ -24,7 +24,7 @@ from mpi_gpucomp.errors import BufferSpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpi_gpucomp.device.base import Stream
+    from mpi_gpucomp.device.base import Event, Stream
 
 __all__ = [
     "Buffer",
@@ -46,7 +46,18 @@ __all__ = [
 class Buffer:
     """An immutable description of elements of one type on one device."""
 
-    __slots__ = ("address", "count", "device", "dtype", "owner", "producer_stream", "readonly", "shape", "strides")
+    __slots__ = (
+        "address",
+        "count",
+        "device",
+        "dtype",
+        "owner",
+        "produced",
+        "producer_stream",
+        "readonly",
+        "shape",
+        "strides",
+    )
 
     def __init__(
         self,
@@ -59,14 +70,16 @@ class Buffer:
         readonly: bool = False,
         owner: object = None,
         producer_stream: int | Callable[[int], object] | None = None,
+        produced: Event | None = None,
     ) -> None:
         """Describe the elements at `address` (strides in bytes, None: contiguous), kept alive by `owner`.
 
         `producer_stream` is the handle of the CUDA stream that fills the buffer, or a function that takes the handle of
-        our stream and orders it after the producer's.
+        our stream and orders it after the producer's. `produced` is an event behind which the elements may be accessed.
         """
         self.address, self.dtype, self.shape, self.strides = address, dtype, shape, strides
-        self.device, self.readonly, self.owner, self.producer_stream = device, readonly, owner, producer_stream
+        self.device, self.readonly, self.owner = device, readonly, owner
+        self.producer_stream, self.produced = producer_stream, produced
         self.count = shape[0] if len(shape) == 1 else prod(shape)
 
     @property
@@ -96,6 +109,21 @@ class Buffer:
             readonly=self.readonly,
             owner=self.owner,
             producer_stream=self.producer_stream,
+            produced=self.produced,
+        )
+
+    def marked(self, produced: Event) -> Buffer:
+        """Return the same elements, which may be accessed behind an event."""
+        return Buffer(
+            self.address,
+            self.dtype,
+            self.shape,
+            device=self.device,
+            strides=self.strides,
+            readonly=self.readonly,
+            owner=self.owner,
+            producer_stream=self.producer_stream,
+            produced=produced,
         )
 
     def __repr__(self) -> str:
@@ -128,9 +156,13 @@ def as_buffer(obj: object, *, writable: bool = False) -> Buffer:
 
 
 def order_after(buffer: Buffer, stream: Stream) -> None:
-    """Make later work of `stream` wait for the producer of `buffer`, as its protocol prescribes; does not block."""
+    """Make later work of `stream` wait for the producer of `buffer`; does not block.
+
+    That is the event that the buffer has, in any thread; without one the producer's stream is read now, as its protocol
+    prescribes.
+    """
     producer = buffer.producer_stream
-    if producer is None:
+    if producer is None and buffer.produced is None:
         return
     from mpi_gpucomp.device import cuda
 
@@ -141,7 +173,10 @@ def order_after(buffer: Buffer, stream: Stream) -> None:
             got=f"a stream of {stream.device.name}",
             remedy=f"Use a stream of get_device('{buffer.device}').",
         )
-    cuda.order_after(stream, producer, int(buffer.device.removeprefix("cuda:")))
+    if buffer.produced is not None:
+        stream.wait(buffer.produced)
+    elif producer is not None:
+        cuda.order_after(stream, producer, int(buffer.device.removeprefix("cuda:")))
 
 
 def type_name(obj: object) -> str:
@@ -319,7 +354,10 @@ def _read_cuda_interface(obj: object, interface: dict[str, Any]) -> ExportedArra
         raise _wrong_interface("a stream handle other than 0, which the protocol forbids", "stream 0")
     address, readonly = interface["data"]
     dtype = numpy_dtype(np.dtype(interface["typestr"]))
-    device = f"cuda:{ordinal_of(address)}"
+    ordinal = ordinal_of(address)
+    if ordinal < 0:
+        raise _wrong_interface("memory that CUDA knows", f"{address:#x}, which is unregistered memory of the host")
+    device = f"cuda:{ordinal}"
     shape, strides = tuple(interface["shape"]), interface.get("strides")
     return ExportedArray(address, dtype, device, shape, strides, readonly, obj, producer)
 

@@ -6,13 +6,12 @@ and keeps it. One that uses another GPU has it back after each call.
 
 from __future__ import annotations
 
-from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpi_gpucomp.device import library
 from mpi_gpucomp.device.base import Device, Event, Memory, Stream
-from mpi_gpucomp.device.pool import Pool
+from mpi_gpucomp.device.pool import Parking, Pool
 from mpi_gpucomp.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class CudaStream(Stream):
         self.device = device
         self._cuda = device.cupy.cuda
         self._failures: list[BaseException] = []
-        self._deferred: deque[tuple[CudaEvent, Memory]] = deque()
+        self._parking = Parking(device.pool, device.pinned_pool)
         with device.current:
             self.handle = self._cuda.Stream(non_blocking=True)
 
@@ -111,12 +110,7 @@ class CudaStream(Stream):
 
     def release(self, memory: Memory) -> None:
         """Return memory to its pool once the work queued so far has completed, which later calls poll for."""
-        self._deferred.append((self.record(), memory))
-        self._release_deferred()
-
-    def _release_deferred(self) -> None:
-        while self._deferred and self._deferred[0][0].done():
-            self._deferred.popleft()[1].release()
+        self._parking.add(self.record(), memory)
 
     def record(self) -> CudaEvent:
         """Record an event at the current end of the stream."""
@@ -141,7 +135,7 @@ class CudaStream(Stream):
     def synchronize(self) -> None:
         """Block until all work queued so far has completed; raise if any of it failed."""
         self.record().wait()
-        self._release_deferred()
+        self._parking.release_passed()
 
     def close(self) -> None:
         """Complete the queued work."""
@@ -255,7 +249,7 @@ def _check_present(name: str, runtime: Any, ordinal: int) -> None:
 def order_after(stream: CudaStream, producer: int | Callable[[int], object], ordinal: int) -> None:
     """Make later work of `stream` wait for the producer's stream, given as a handle or as the producer's function."""
     cuda = stream.device.cupy.cuda
-    with cuda.Device(ordinal):
+    with _Current(cuda, ordinal):
         if callable(producer):
             producer(stream.handle.ptr)
             return

@@ -2,23 +2,27 @@
 
 There are four size classes per power of two, so that a request above one kilobyte wastes less than a quarter of its
 size. The pool caches at most `limit` bytes and evicts the least recently used size classes first. Release a block only
-when no queued work accesses it: it may be handed out again immediately.
+when no queued work accesses it: it may be handed out again immediately. Where work is still queued, `Parking` keeps the
+block until an event has passed. A pool that can allocate no more first frees what it caches, then waits for what is
+parked.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
 
 from mpi_gpucomp.device.base import Memory
-from mpi_gpucomp.errors import BufferSpecError
+from mpi_gpucomp.errors import BufferSpecError, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_gpucomp.device.base import Device
+    from mpi_gpucomp.device.base import Device, Event
 
-__all__ = ["ALIGNMENT", "Pool", "PoolStatistics", "size_class"]
+__all__ = ["ALIGNMENT", "Parking", "Pool", "PoolStatistics", "size_class"]
 
 ALIGNMENT = 256
 """Alignment of every block in bytes."""
@@ -42,6 +46,43 @@ def size_class(nbytes: int) -> int:
     return max(ALIGNMENT, -(-nbytes // step) * step)
 
 
+class Parking:
+    """Memory that returns to its pools behind events of one stream; thread-safe."""
+
+    def __init__(self, *pools: Pool) -> None:
+        """Let these pools take the memory back early, at the price of a wait."""
+        self._waiting: deque[tuple[Event, Memory]] = deque()
+        self._lock = Lock()
+        for pool in pools:
+            pool.watch(self)
+
+    def add(self, event: Event, memory: Memory) -> None:
+        """Park a block until an event has passed, which later calls poll for."""
+        with self._lock:
+            self._waiting.append((event, memory))
+        self.release_passed()
+
+    def release_passed(self) -> None:
+        """Release the blocks whose events have passed."""
+        passed = []
+        with self._lock:
+            while self._waiting and self._waiting[0][0].done():
+                passed.append(self._waiting.popleft()[1])
+        for memory in passed:
+            memory.release()
+
+    def wait(self) -> bool:
+        """Wait for the oldest block and release it; return False if there is none."""
+        with self._lock:
+            oldest = self._waiting.popleft() if self._waiting else None
+        if oldest is None:
+            return False
+        event, memory = oldest
+        event.wait()
+        memory.release()
+        return True
+
+
 class Pool:
     """Reusable memory of one kind; thread-safe."""
 
@@ -51,6 +92,7 @@ class Pool:
         self._lock = Lock()
         self._free: dict[int, list[tuple[int, object]]] = {}
         self._allocations = self._hits = self._in_use = self._retained = 0
+        self._parkings: WeakSet[Parking] = WeakSet()
 
     @property
     def limit(self) -> int:
@@ -81,6 +123,11 @@ class Pool:
         address, owner = self._reuse(size) or self._allocate_new(size)
         return Memory(address, nbytes, self._device, owner, self._put_back)
 
+    def watch(self, parking: Parking) -> None:
+        """Take back blocks from there, as long as it exists, when there is no other memory."""
+        with self._lock:
+            self._parkings.add(parking)
+
     def trim(self, keep: int = 0) -> None:
         """Free cached blocks until at most `keep` bytes are left."""
         evicted = []  # freed after the lock is released: freeing may be slow
@@ -107,17 +154,35 @@ class Pool:
             return block
 
     def _allocate_new(self, size: int) -> tuple[int, object]:
-        try:
-            block = self._allocate(size)
-        except Exception:
-            if not self._retained:
-                raise
-            self.trim()
-            block = self._allocate(size)
+        block = self._allocate_or_reclaim(size)
         with self._lock:
             self._allocations += 1
             self._in_use += size
         return block
+
+    def _allocate_or_reclaim(self, size: int) -> tuple[int, object]:
+        """Allocate; while there is no memory, free what is cached, and wait for what is parked."""
+        while True:
+            try:
+                return self._allocate(size)
+            except Exception as error:  # of a type that only the device knows
+                if not self._retained and not self._wait_for_parked():
+                    raise self._out_of_memory(size, error) from error
+                self.trim()
+
+    def _wait_for_parked(self) -> bool:
+        """Wait for one block that is parked; return False if there is none."""
+        with self._lock:
+            parkings = list(self._parkings)
+        return any(parking.wait() for parking in parkings)
+
+    def _out_of_memory(self, size: int, error: Exception) -> DeviceError:
+        return DeviceError(
+            f"memory of {self._device.name}",
+            expected=f"{size} bytes more than the {self._in_use} in use by the library",
+            got=f"'{type(error).__name__}: {error}'",
+            remedy="Free memory there, or pass a smaller chunk= or fewer slots= to the communicator.",
+        )
 
     def _put_back(self, memory: Memory) -> None:
         size = size_class(memory.nbytes)

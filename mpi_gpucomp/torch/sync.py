@@ -15,6 +15,7 @@ from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.delta import Delta
 from mpi_gpucomp.request import Request
 from mpi_gpucomp.torch.backend import communicator_of
+from mpi_gpucomp.torch.streams import current_streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -100,6 +101,7 @@ class _Bucket:
         ends = list(accumulate(tensor.numel() for tensor in tensors))
         flat = tensors[0].view(-1) if in_place else tensors[0].new_empty(ends[-1])
         self._tensors: list[torch.Tensor] = [] if in_place else tensors
+        self._flat = flat
         spans = zip(self._tensors, ends, strict=False)
         self._views = [flat[end - tensor.numel() : end].view(tensor.shape) for tensor, end in spans]
         self.request = communicator.Bcast_init(
@@ -110,12 +112,19 @@ class _Bucket:
         """Pack the root's tensors and start the broadcast."""
         if self._is_root and self._tensors:
             torch._foreach_copy_(self._views, self._tensors)
+            self._keep_for_current_stream()
         self.request.Start()
 
     def unpack(self) -> None:
         """Copy received values into the tensors."""
         if self._tensors and (self._replicate or not self._is_root):
             torch._foreach_copy_(self._tensors, self._views)
+            self._keep_for_current_stream()
+
+    def _keep_for_current_stream(self) -> None:
+        """Let torch keep the memory, once it is freed, until the current stream no longer uses it."""
+        for stream in current_streams(self._flat):
+            self._flat.record_stream(stream)
 
 
 def _default_codec(communicator: Communicator) -> str | Codec:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,10 +23,10 @@ from mpi4py import MPI
 from torch._C import _distributed_c10d as c10d
 
 from mpi_gpucomp.torch.collectives import as_array, copy_back, flatten, wait_until
+from mpi_gpucomp.torch.streams import Queued, current_streams, devices_of, on_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
     from datetime import timedelta
 
     from torch import Tensor
@@ -72,20 +72,6 @@ def _timed_out(title: str, timeout: float) -> RuntimeError:
     return RuntimeError(f"{title}: Timed out waiting {timeout * 1000:.0f} ms for completion")
 
 
-def _gpus(result: Any) -> list[int | str | torch.device]:
-    """Return the devices of the tensors in a result, except the CPU: a future must be given them."""
-    devices: dict[torch.device, None] = {}
-    pending = [result]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, torch.Tensor):
-            if item.device.type != "cpu":
-                devices[item.device] = None
-        elif isinstance(item, (list, tuple)):
-            pending.extend(item)
-    return [*devices]
-
-
 @skip_dynamo
 class CollectiveWork(_Work):  # type: ignore[misc]
     """A collective in flight."""
@@ -95,13 +81,19 @@ class CollectiveWork(_Work):  # type: ignore[misc]
         super().__init__()
         self._title, self._result, self._timeout = title, result, timeout
         self._error: Exception | None = None
+        self._queued = Queued(())
         self._completed = False
         self._event: threading.Event | None = None
         self._future: Future[Any] | None = None
 
     def complete(self, error: Exception | None = None) -> None:
-        """Mark the collective as completed or failed, and run the callbacks of its future."""
+        """Mark the collective as completed or failed, and run the callbacks of its future.
+
+        The thread's current streams are those on which it has queued the last of its work.
+        """
         self._error = error
+        if error is None:
+            self._queued = Queued(self._result)
         with _lock:
             self._completed = True
             event, future = self._event, self._future
@@ -114,10 +106,14 @@ class CollectiveWork(_Work):  # type: ignore[misc]
         if self._error is not None:
             future.set_exception(self._error)
         else:
+            self._queued.precede()  # a future makes those who wait for it follow the current streams
             future.set_result(self._result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for completion; raise the collective's error, or RuntimeError after the timeout."""
+        """Wait for completion; raise the collective's error, or RuntimeError after the timeout.
+
+        What the caller then queues on its current streams follows the collective.
+        """
         if not self._completed:
             limit = seconds(timeout, self._timeout)
             with _lock:
@@ -126,6 +122,7 @@ class CollectiveWork(_Work):  # type: ignore[misc]
                 raise _timed_out(self._title, limit)
         if self._error is not None:
             raise self._error
+        self._queued.precede()
         return True
 
     def get_future(self) -> Future[Any]:
@@ -133,7 +130,7 @@ class CollectiveWork(_Work):  # type: ignore[misc]
         with _lock:
             if self._future is not None:
                 return self._future
-            future = self._future = torch.futures.Future(devices=_gpus(self._result))
+            future = self._future = torch.futures.Future(devices=devices_of(self._result))
             completed = self._completed
         if completed:
             self._resolve(future)
@@ -166,7 +163,7 @@ class OperationQueue:
     def __init__(self, title: str) -> None:
         """Create an empty queue; its thread starts with the first collective that needs it."""
         self._title = title
-        self._pending: deque[tuple[CollectiveWork, Callable[[], None], AbstractContextManager[Any]]] = deque()
+        self._pending: deque[tuple[CollectiveWork, Callable[[], None], list[Any]]] = deque()
         self._changed = threading.Condition()
         self._busy = False
         """True while a collective, or the callbacks of one, are running."""
@@ -186,7 +183,7 @@ class OperationQueue:
             here = self._closed or (inline and not self._busy and not self._pending)
             self._busy = self._busy or here
             if not here:
-                self._pending.append((work, function, _current_stream(tensors)))
+                self._pending.append((work, function, current_streams(tensors)))
                 self._start()
                 self._changed.notify_all()
         if here:
@@ -210,11 +207,11 @@ class OperationQueue:
                 self._changed.wait_for(self._ready)
                 if not self._pending:
                     return
-                work, function, stream = self._pending.popleft()
+                work, function, streams = self._pending.popleft()
                 self._busy = True
-            with stream:
+            with on_streams(streams):
                 _run(work, function)
-            del work, function, stream  # release the tensors before the next wait
+            del work, function, streams  # release the tensors before the next wait
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -250,14 +247,6 @@ def _run(work: CollectiveWork, function: Callable[[], None]) -> None:
         work.complete()
 
 
-def _current_stream(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """Return a context in which the caller's CUDA stream is current in another thread."""
-    for tensor in tensors:
-        if tensor.device.type == "cuda":
-            return torch.cuda.stream(torch.cuda.current_stream(tensor.device))
-    return nullcontext()
-
-
 @atexit.register
 def _close_queues() -> None:
     """Complete queued collectives before MPI is finalised."""
@@ -289,6 +278,7 @@ class P2PWork(_Work):  # type: ignore[misc]
         self._title, self._request, self._timeout = title, request, timeout
         self._tensor, self._received = tensor, received
         self._status = MPI.Status()
+        self._queued = Queued(())
         self._lock = threading.Lock()
         self._completed = False
         self._error: Exception | None = None
@@ -307,6 +297,7 @@ class P2PWork(_Work):  # type: ignore[misc]
                 return
             if self._received is not None:
                 copy_back(self._tensor, self._received)
+                self._queued = Queued(self._tensor)
         except Exception as error:
             self._error = error
         self._completed, self._received = True, None
@@ -318,6 +309,7 @@ class P2PWork(_Work):  # type: ignore[misc]
             raise _timed_out(self._title, limit)
         if self._error is not None:
             raise self._error
+        self._queued.precede()
         return True
 
     def is_success(self) -> bool:
@@ -345,7 +337,7 @@ class P2PWork(_Work):  # type: ignore[misc]
     def get_future(self) -> Future[Any]:
         """Return a future of the tensor; a thread waits for completion."""
         if self._future is None:
-            self._future = torch.futures.Future(devices=_gpus(self._tensor))
+            self._future = torch.futures.Future(devices=devices_of(self._tensor))
             threading.Thread(target=self._resolve, args=(self._future,), daemon=True).start()
         return self._future
 

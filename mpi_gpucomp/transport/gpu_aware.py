@@ -2,8 +2,10 @@
 
 A false positive ends the process at the first message; a false negative costs a copy through pinned memory. So a yes
 needs evidence: the user's setting (`MPI_GPUCOMP_CUDA_AWARE`), MPI 4.1's list of memory kinds, or a query of the
-library, the last only while the environment does not disable GPU memory in that library. Ranks may get different
-answers: each stages its own side of a message, which its peer does not see.
+library, the last only while the environment does not disable GPU memory in that library. An Open MPI that was built
+with CUDA says yes even if its messages go through a UCX without CUDA, which copies with the host's instructions: then
+UCX's CUDA module must be loaded, too. Ranks may get different answers: each stages its own side of a message, which its
+peer does not see.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_gpucomp import config
@@ -20,12 +23,28 @@ from mpi_gpucomp import config
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["VARIABLE", "GpuAwareness", "by_kinds", "by_library", "by_setting", "cuda_aware", "detect"]
+__all__ = [
+    "VARIABLE",
+    "GpuAwareness",
+    "by_kinds",
+    "by_library",
+    "by_setting",
+    "by_transport",
+    "cuda_aware",
+    "describe_transport",
+    "detect",
+    "selected_pml",
+]
 
 VARIABLE = config.CUDA_AWARE.variable
 KINDS = "mpi_memory_alloc_kinds"
 MPIX_GPU_SUPPORT_CUDA = 0
 BUILT = "opal_built_with_cuda_support"
+PML = "mca_pml_base_selected_component"
+"""The component of Open MPI that moves point-to-point messages, as its C structure."""
+PML_BYTES = 160
+UCX_CUDA = "libuct_cuda"
+MAPS = Path("/proc/self/maps")
 
 _log = logging.getLogger("mpi_gpucomp")
 
@@ -77,6 +96,7 @@ def detect() -> GpuAwareness:
         # Symbols are looked up in the extension module, so they come from the MPI library it is linked to, and never
         # from another one in this process, which may abort when queried before it is initialised.
         found = by_library(getattr(MPI, "__file__", None), MPI.Get_library_version(), os.environ)
+    found = by_transport(found, selected_pml(getattr(MPI, "__file__", None)), _mapped(), os.environ)
     _log.debug("GPU-aware MPI: %s. %s", "yes" if found.aware else "no", found.why)
     return found
 
@@ -124,6 +144,46 @@ def by_library(path: str | None, version: str, environment: Mapping[str, str]) -
     if switch and switch.proves and value:
         return GpuAwareness(True, f"{name}: {switch.variable} is 1")
     return GpuAwareness(False, f"{name}: no query function, so messages are staged through pinned memory")
+
+
+def by_transport(found: GpuAwareness, pml: str | None, mapped: str, environment: Mapping[str, str]) -> GpuAwareness:
+    """Return no instead of yes if the library's messages go through a UCX that does not know GPU memory."""
+    if not found.aware or pml != "ucx":
+        return found
+    if UCX_CUDA not in mapped:
+        return GpuAwareness(False, f"{found.why}, but its messages go through UCX, which has not loaded {UCX_CUDA}")
+    transports = environment.get("UCX_TLS", "")
+    names = transports.removeprefix("^").split(",")
+    named = not {"all", "cuda", "cuda_copy"}.isdisjoint(names)
+    if transports and named == transports.startswith("^"):
+        return GpuAwareness(False, f"{found.why}, but UCX_TLS={transports} leaves out CUDA")
+    return GpuAwareness(True, f"{found.why}; UCX has loaded {UCX_CUDA}")
+
+
+def selected_pml(path: str | None) -> str | None:
+    """Return the name of the component that moves the messages of an Open MPI, such as ob1; None for any other MPI."""
+    try:
+        component = (ctypes.c_char * PML_BYTES).in_dll(ctypes.CDLL(path), PML).raw
+    except (OSError, ValueError):
+        return None
+    name = re.search(rb"\0pml\0.*?([a-z][a-z0-9_]+)\0", component, re.DOTALL)
+    return name[1].decode() if name else None
+
+
+def describe_transport(path: str | None) -> str | None:
+    """Return what moves the messages of an Open MPI, for a person to read; None for any other MPI."""
+    pml = selected_pml(path)
+    if pml != "ucx":
+        return pml
+    return f"ucx, {UCX_CUDA} {'loaded' if UCX_CUDA in _mapped() else 'not loaded'}"
+
+
+def _mapped() -> str:
+    """Return the files that are mapped into this process."""
+    try:
+        return MAPS.read_text(errors="replace")
+    except OSError:  # not on Linux
+        return ""
 
 
 def _query(library: ctypes.CDLL) -> GpuAwareness | None:

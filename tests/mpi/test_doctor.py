@@ -30,6 +30,8 @@ def test_the_mpi_library_in_use(ranks: int):
         assert name and Path(path).is_file() and "libmpi" in Path(path).name
         assert report["MPI"]["thread level"] == "MPI_THREAD_MULTIPLE"
         assert report["MPI"]["GPU-aware"].startswith(("no: ", "yes: "))
+        assert ("PML" in report["MPI"]) == name.startswith("Open MPI")
+        assert report["devices and packages"]["CUDA_VISIBLE_DEVICES"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -75,6 +75,7 @@ def messages(comm: Communicator) -> None:
 def persistent(comm: Communicator) -> None:
     """Start a persistent broadcast on another stream each time, as the data's producer."""
     array = cupy.zeros(COUNT, np.float32)
+    cupy.cuda.Device().synchronize()  # the streams below do not wait for this one
     request = comm.Bcast_init(array, root=0, codec=CODEC)
     for number in range(ROUNDS):
         with cupy.cuda.Stream(non_blocking=True):

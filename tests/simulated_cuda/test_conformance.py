@@ -12,7 +12,6 @@ import secrets
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launch import needs_mpirun, run
@@ -30,11 +29,6 @@ SAMPLE = [
 SAMPLE += ["unit/test_contract.py", "unit/test_none.py", "kernels/test_checksum.py", "kernels/test_tiles.py", "golden"]
 EVERYTHING = ["unit", "kernels", "golden"]
 COUNT = 70000
-KNOWN_DEFECTS = {
-    "persistent": "a persistent request uses the stream that was current at its creation",
-    "second_gpu": "the thread of the engine does not select the GPU: a context is created on the first one",
-}
-"""Cases that the machine finds to be wrong. Remove a line when its case passes."""
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +66,7 @@ def test_all_devices_and_codecs(settings: str) -> None:
     conform(EVERYTHING, settings, 3000)
 
 
-CASES: list[Any] = ["broadcasts", "named_broadcasts", "reductions", "gathering", "messages"]
-CASES += [pytest.param(case, marks=pytest.mark.xfail(reason=why, strict=False)) for case, why in KNOWN_DEFECTS.items()]
+CASES = ["broadcasts", "named_broadcasts", "reductions", "gathering", "messages", "persistent", "second_gpu"]
 
 
 @needs_mpirun

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -295,7 +296,7 @@ def test_the_choice_is_never_expected_to_be_slower_than_raw(
     split, dtype = get_codec("split"), dtype_named("bfloat16")
     costs = Costs(wire, {("split", "bfloat16"): CodecSpeed(*coding), ("none", "uint8"): CodecSpeed(*raw)})
     found, raw_time = Auto(costs).best(dtype, {split: ratio}), max(wire, *raw)
-    if max(*coding, wire / ratio) * 1.05 > raw_time:
+    if max(*coding, wire / ratio) * 1.05 > raw_time or max(coding) * 1.05 > wire:
         assert (found.codec.name, found.ratio) == ("none", 1.0)
     else:
         assert found == (split, ratio)
@@ -308,6 +309,23 @@ def test_the_fastest_codec_wins_not_the_smallest_result() -> None:
     ratios: dict[Codec, float] = {small: 4.0, fast: 2.0}
     assert Auto(Costs(8e-9, coding)).best(dtype_named("float32"), ratios) == (fast, 2.0)
     assert Auto(Costs(80e-9, coding)).best(dtype_named("float32"), ratios) == (small, 4.0)
+
+
+def test_nothing_is_encoded_where_the_wire_is_faster_than_the_codec() -> None:
+    coding = {("split", "bfloat16"): CodecSpeed(1e-9, 1e-9), ("none", "uint8"): CodecSpeed(9e-9, 9e-9)}
+    auto, split, dtype = Auto(Costs(0.9e-9, coding, sample=0)), get_codec("split"), dtype_named("bfloat16")
+    assert auto.worth_sampling(dtype, 1 << 20) == []
+    assert auto.best(dtype, {split: 100.0}).codec.name == "none"
+    slower = Auto(Costs(1.1e-9, coding, sample=0))
+    assert [codec.name for codec in slower.worth_sampling(dtype, 1 << 20)] == ["split"]
+    assert slower.best(dtype, {split: 2.0}) == (split, 2.0)
+
+
+def test_chunks_on_gpus_have_costs_of_their_own(host: Device) -> None:
+    elsewhere: Any = SimpleNamespace(name="cuda:0")
+    auto = Auto(SLOW, FAST)
+    assert (auto.costs_on(host), auto.costs_on(elsewhere)) == (SLOW, FAST)
+    assert Auto(SLOW).costs_on(elsewhere) == SLOW
 
 
 def test_auto_is_available_by_name() -> None:

@@ -317,6 +317,13 @@ def test_an_invalid_cuda_array_interface_is_an_error(wrong: dict[str, Any], text
     )
 
 
+def test_memory_that_cuda_does_not_know_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpi_gpucomp.device.cuda.ordinal_of", lambda address: -2)
+    with pytest.raises(BufferSpecError) as caught:
+        as_buffer(OnGpu())
+    assert "expected memory that CUDA knows, got 0x1000, which is unregistered memory of the host" in str(caught.value)
+
+
 @pytest.mark.usefixtures("second_gpu")
 def test_ordering_needs_a_stream_of_the_buffers_device(host: Any) -> None:
     order_after(as_buffer(OnGpu(stream=None)), host.stream())

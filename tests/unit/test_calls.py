@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpi4py import MPI
 
 from mpi_gpucomp._call.calls import PARSERS, Call, find_method, parse_call
 from mpi_gpucomp._call.staging import HostStaging, mpi4py_accepts
+from mpi_gpucomp.device.producer import stream_handle
 from mpi_gpucomp.errors import BufferSpecError, SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVE_OF, PASSTHROUGH_METHODS
 
@@ -148,7 +150,7 @@ def test_the_output_of_a_reduce_scatter_in_place_is_deferred_even_with_gaps():
 def test_staged_arguments_have_the_counts_that_mpi4py_requires(method, args, place, count, start):
     call = read(method, *args)
     assert not mpi4py_accepts(call)
-    staging = HostStaging(call)
+    staging = HostStaging(call, reaches_gpu=False)
     _, counts, starts, datatype = staging.args[place]
     assert (counts, starts, datatype) == (count, start, MPI.FLOAT)
     staging.finish()
@@ -156,7 +158,7 @@ def test_staged_arguments_have_the_counts_that_mpi4py_requires(method, args, pla
 
 def test_one_rank_keeps_its_displacement():
     call = read("Allgatherv", numbers(2), [spread(9), [2], [4], MPI.FLOAT], rank=0, size=1)
-    staging = HostStaging(call)
+    staging = HostStaging(call, reaches_gpu=False)
     assert staging.args[1][1:3] == [[2], [4]]
     staging.finish()
 
@@ -209,3 +211,30 @@ def test_a_bad_root_is_an_error(root):
         f"rank 1: Bcast: expected a root from 0 to 2, got {root!r}. "
         "Pass the rank of the root in this communicator, the same on every rank."
     )
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (0, 1),
+        (7, 7),
+        (SimpleNamespace(ptr=7), 7),
+        (SimpleNamespace(cuda_stream=0), 1),
+        (SimpleNamespace(__cuda_stream__=lambda: (0, 7)), 7),
+        (SimpleNamespace(__cuda_stream__=(0, 7)), 7),
+        (None, None),
+        (True, None),
+        (-1, None),
+        ("7", None),
+        (SimpleNamespace(ptr="7"), None),
+    ],
+)
+def test_a_stream_is_a_handle_or_an_object_that_has_one(stream, handle):
+    assert stream_handle(stream) == handle
+
+
+def test_a_stream_option_says_what_it_may_be():
+    with pytest.raises(SpecError) as caught:
+        parse_call("Bcast", (numbers(6),), {"stream": "fast"}, 1, 3)
+    assert "stream= as a CUDA stream: its handle, or an object with ptr, cuda_stream or" in str(caught.value)
+    assert parse_call("Bcast", (numbers(6),), {"stream": 7}, 1, 3).nbytes

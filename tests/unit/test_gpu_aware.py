@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.transport.gpu_aware import GpuAwareness, by_kinds, by_library, by_setting, cuda_aware
+from mpi_gpucomp.transport.gpu_aware import (
+    GpuAwareness,
+    by_kinds,
+    by_library,
+    by_setting,
+    by_transport,
+    cuda_aware,
+    selected_pml,
+)
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
@@ -161,3 +169,51 @@ def test_a_library_that_does_not_load_has_no_support(tmp_path: Path) -> None:
 
 def test_without_a_path_the_program_itself_is_queried() -> None:
     assert by_library(None, OPEN_MPI, {}) == GpuAwareness(False, f"Open MPI v5.0.11: {STAGED}")
+
+
+YES, NO = GpuAwareness(True, "it says so"), GpuAwareness(False, "it does not")
+WITH_CUDA = "7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/ucx/libuct_cuda.so.0.0.0\n"
+
+
+@pytest.mark.parametrize(
+    ("pml", "mapped", "transports", "aware", "why"),
+    [
+        ("ob1", "", "", True, "it says so"),
+        (None, "", "", True, "it says so"),
+        ("ucx", WITH_CUDA, "", True, "it says so; UCX has loaded libuct_cuda"),
+        ("ucx", WITH_CUDA, "rc,cuda_copy,sm", True, "it says so; UCX has loaded libuct_cuda"),
+        ("ucx", WITH_CUDA, "all", True, "it says so; UCX has loaded libuct_cuda"),
+        ("ucx", WITH_CUDA, "^tcp", True, "it says so; UCX has loaded libuct_cuda"),
+        ("ucx", WITH_CUDA, "rc,sm", False, "it says so, but UCX_TLS=rc,sm leaves out CUDA"),
+        ("ucx", WITH_CUDA, "^cuda", False, "it says so, but UCX_TLS=^cuda leaves out CUDA"),
+        (
+            "ucx",
+            "",
+            "",
+            False,
+            "it says so, but its messages go through UCX, which has not loaded libuct_cuda",
+        ),
+    ],
+)
+def test_an_open_mpi_on_ucx_needs_a_ucx_with_cuda(
+    pml: str | None, mapped: str, transports: str, aware: bool, why: str
+) -> None:
+    environment = {"UCX_TLS": transports} if transports else {}
+    assert by_transport(YES, pml, mapped, environment) == GpuAwareness(aware, why)
+    assert by_transport(NO, pml, mapped, environment) == NO
+
+
+COMPONENT = """
+struct {{
+    int mca[3]; char project[16]; int version[3]; char type[32]; int type_version[3]; char name[64]; char rest[99];
+}} mca_pml_base_selected_component = {{ {{2, 1, 0}}, "ompi", {{0, 5, 11}}, "pml", {{2, 1, 0}}, "{}" }};
+"""
+
+
+@pytest.mark.parametrize("name", ["ob1", "ucx", "cm"])
+def test_the_component_that_moves_messages_is_read_from_open_mpi(build: Build, name: str) -> None:
+    assert selected_pml(build(COMPONENT.format(name), name=f"lib{name}.so")) == name
+
+
+def test_other_libraries_have_no_such_component(build: Build) -> None:
+    assert selected_pml(build(SOURCES["gpu:cuda"])) is None

@@ -9,10 +9,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from device_memory import view
+from hardware import SIMULATED
 
 from mpi_gpucomp.device import Device, get_device
 from mpi_gpucomp.errors import DeviceError
@@ -260,6 +262,31 @@ if child:
 
 def test_a_forked_child_creates_its_own_device_and_threads() -> None:
     process = python(FORK)
+    _, err = process.communicate(timeout=LONG)
+    assert (process.returncode, err) == (0, "")
+
+
+TESTS = str(Path(__file__).parents[1])
+FORK_WITH_GPU = """
+from mpi_gpucomp.errors import DeviceError
+
+get_device('cuda:0').stream().synchronize()
+child = os.fork()
+if child == 0:
+    try:
+        get_device('cuda:0')
+    except DeviceError as error:
+        assert "a child of a process that had used cuda:0 before the fork. Start processes with" in str(error), error
+        get_device('host').stream().close()
+        os._exit(0)
+    os._exit(1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_gpu_in_a_forked_child_is_an_error(gpu: Device) -> None:
+    simulated = f"import sys; sys.path.insert(0, {TESTS!r}); from simulated_cuda.cupy_standin import install; install()"
+    process = python(f"{simulated if SIMULATED else ''}\n{FORK_WITH_GPU}")
     _, err = process.communicate(timeout=LONG)
     assert (process.returncode, err) == (0, "")
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_gpucomp.device import Device
-from mpi_gpucomp.device.pool import Pool, size_class
+from mpi_gpucomp.device.pool import Parking, Pool, size_class
+from mpi_gpucomp.errors import DeviceError
 
 
 class Block:
@@ -111,8 +112,72 @@ def test_cached_memory_is_freed_when_allocation_fails(host: Device) -> None:
     pool.take(4096).release()
     pool.take(8192)
     assert pool.statistics.retained == 0
-    with pytest.raises(MemoryError):
+    with pytest.raises(DeviceError) as caught:
         pool.take(1 << 20)
+    assert str(caught.value) == (
+        "memory of host: expected 1048576 bytes more than the 8192 in use by the library, got 'MemoryError: '. "
+        "Free memory there, or pass a smaller chunk= or fewer slots= to the communicator."
+    )
+
+
+class Passing:
+    """An event that passes when it is waited for."""
+
+    def __init__(self) -> None:
+        self.passed = False
+
+    def done(self) -> bool:
+        return self.passed
+
+    def wait(self) -> None:
+        self.passed = True
+
+
+def test_memory_behind_events_is_waited_for_when_allocation_fails(host: Device) -> None:
+    capacity = 8192
+
+    def allocate(nbytes: int) -> tuple[int, object]:
+        if pool.statistics.in_use + pool.statistics.retained + nbytes > capacity:
+            raise MemoryError
+        return 256, Block()
+
+    pool = Pool(host, allocate)
+    parking, events = Parking(pool), [Passing(), Passing()]
+    for event in events:
+        parking.add(event, pool.take(4096))
+    assert pool.statistics.in_use == capacity
+    one = pool.take(4096)
+    assert [event.passed for event in events] == [True, False]
+    one.release()
+    pool.take(8192)
+    assert [event.passed for event in events] == [True, True]
+    with pytest.raises(DeviceError):
+        pool.take(256)
+
+
+def test_memory_returns_to_its_pool_when_its_event_has_passed(pool: Pool) -> None:
+    parking, first, second = Parking(pool), Passing(), Passing()
+    parking.add(first, pool.take(256))
+    parking.add(second, pool.take(256))
+    second.wait()
+    parking.release_passed()
+    assert pool.statistics.in_use == 512  # events of one stream pass in order
+    first.wait()
+    parking.release_passed()
+    assert pool.statistics.in_use == 0
+
+
+def test_a_gpu_waits_for_memory_that_its_streams_still_use(gpu: Device) -> None:
+    gpu.pool.trim()
+    nbytes = gpu.cupy.cuda.Device(0).mem_info[0] // 2  # type: ignore[attr-defined]
+    stream = gpu.stream()
+    for _ in range(4):  # twice as much as there is
+        memory = gpu.alloc(nbytes)
+        stream.fill(memory.address, 1, 256)
+        stream.release(memory)
+        del memory  # it would keep the block from being freed
+    stream.synchronize()
+    gpu.pool.trim()
 
 
 def test_a_pool_is_thread_safe(pool: Pool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from mpi4py import MPI
 from mpi_gpucomp import Communicator
 from mpi_gpucomp._call.calls import Call, parse_call
 from mpi_gpucomp._dispatch.plan import FOREVER, Plan, Route
-from mpi_gpucomp._tuning.measure import Calibration, _relay_bytes
+from mpi_gpucomp._tuning import measure
+from mpi_gpucomp._tuning.measure import Calibration, _relay_bytes, codec_speeds
 from mpi_gpucomp._tuning.model import LinkCost, Measurements
 from mpi_gpucomp._tuning.tuner import CALLS_PER_SAMPLE, Tuner
 from mpi_gpucomp.codec.auto import Auto, CodecSpeed, Costs
+from mpi_gpucomp.device import Device, dtype_of_name
+from mpi_gpucomp.schedule.cost import default_chunk_bytes
 from mpi_gpucomp.transport.mpi import SLOW
 
 MEGABYTE = 1 << 20
@@ -159,3 +163,32 @@ def test_relays_are_expected_between_hosts_on_slow_links():
         _relay_bytes(nodes, OnSlowLinks(), link) for nodes, link in ((apart, slow), (apart, fast), (together, slow))
     ]
     assert found == [1 << 16, 0, 0]
+
+
+def test_codecs_are_timed_on_the_gpu_with_the_chunk_of_long_messages(
+    gpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = []
+
+    def code_seconds(codec: Any, source: Any, stream: Any) -> tuple[float, float]:
+        timed.append((source.device, stream.device, source.nbytes))
+        return 1.0, 1.0
+
+    monkeypatch.setattr(measure, "_code_seconds", code_seconds)
+    codec_speeds.__wrapped__(gpu.name)
+    assert set(timed) == {(gpu.name, gpu, default_chunk_bytes(1 << 30, coded=True))}
+
+
+def test_plans_follow_the_costs_on_gpus_and_let_each_rank_decide(tuner):
+    """Host and GPU would decide differently; the plan is one for all ranks."""
+    known = tuner(wire=GIGABIT, native=2 * GIGABIT)
+    found = known._calibrations["broadcast"]
+    slow = {key: CodecSpeed(10 * GIGABIT, 10 * GIGABIT) for key in found.costs.coding}
+    dtype = dtype_of_name("float32")
+    assert found.best(16 * MEGABYTE, dtype, "split", 4.0).encoded
+    slow_on_gpus = replace(found, gpu_costs=Costs(GIGABIT, slow, sample=0.0))
+    assert not slow_on_gpus.best(16 * MEGABYTE, dtype, "split", 4.0).encoded
+    fast_on_gpus = replace(found, gpu_costs=found.costs)
+    assert fast_on_gpus.best(16 * MEGABYTE, dtype, "split", 4.0).encoded
+    known._calibrations["broadcast"] = fast_on_gpus
+    assert known.plan(bcast(WEIGHTS)).codec is known.codec
