@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp import __version__
-from mpi_gpucomp.cli import algorithms, codecs, doctor, explain, monitor, profile, simulate, synthesize
+from mpi_gpucomp.cli import algorithms, codecs, doctor, explain, monitor, profile, selftest, simulate, synthesize
 from mpi_gpucomp.errors import GpucompError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
     doctor.COMMAND,
+    selftest.COMMAND,
     codecs.COMMAND,
     algorithms.COMMAND,
     profile.COMMAND,
