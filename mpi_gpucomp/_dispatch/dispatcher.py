@@ -39,7 +39,7 @@ class Dispatcher:
         self.runtime = Runtime(comm, settings)
         self._rank, self._size = comm.rank, comm.size
         self.tuner = Tuner(self.runtime)
-        self._policy = Policy(comm.rank, self.runtime.nodes, self.runtime.wire, settings, self.tuner)
+        self._policy = Policy(self.runtime, settings, self.tuner)
 
     def close(self, *, broken: bool = False) -> None:
         """Stop progress and free what MPI holds: collective, unless the communicator is `broken`."""

@@ -24,10 +24,9 @@ from mpi_gpucomp.transport.selection import MPI_WIRE
 if TYPE_CHECKING:
     from mpi_gpucomp._call.calls import Call
     from mpi_gpucomp._dispatch.plan import Settings
-    from mpi_gpucomp._dispatch.runtime import Nodes
+    from mpi_gpucomp._dispatch.runtime import Runtime
     from mpi_gpucomp._tuning.tuner import Tuner
     from mpi_gpucomp.codec import Codec
-    from mpi_gpucomp.core.wire import Wire
 
 __all__ = ["Policy"]
 
@@ -38,13 +37,13 @@ SINGLE_CHUNK = 1 << 19
 class Policy:
     """Plans the calls of one communicator, from what all ranks know, so that all make the same plan."""
 
-    def __init__(self, rank: int, nodes: Nodes, wire: Wire, settings: Settings, tuner: Tuner) -> None:
-        """Plan for one rank of those on `nodes`, whose engine uses this wire."""
-        self._rank, self._nodes, self._settings, self._tuner = rank, nodes, settings, tuner
-        self._size = sum(map(len, nodes))
+    def __init__(self, runtime: Runtime, settings: Settings, tuner: Tuner) -> None:
+        """Plan for this rank of a runtime."""
+        self._rank, self._size, self._nodes = runtime.rank, runtime.size, runtime.nodes
+        self._on_gpus, self._settings, self._tuner = runtime.on_gpus, settings, tuner
         self._codecs = {role: get_codec(codec) for role, codec in {**settings.roles, "": settings.codec}.items()}
-        self._library = None if settings.plans is None else ScheduleLibrary(settings.plans, nodes)
-        self._wire = wire
+        self._library = None if settings.plans is None else ScheduleLibrary(settings.plans, self._nodes)
+        self._wire = runtime.wire
         self._rules = (self._native_only, self._explicit, self._from_library, self._small)
 
     def plan(self, call: Call, *, explore: bool = True) -> Plan:
@@ -173,7 +172,8 @@ class Policy:
         """
         if call.counts is None:
             return DEFAULT_CHUNK
-        return default_chunk_bytes(call.nbytes, coded=codec.name != "none", shared=len(self._nodes) == 1)
+        shared = len(self._nodes) == 1
+        return default_chunk_bytes(call.nbytes, coded=codec.name != "none", shared=shared, gpu=self._on_gpus)
 
     def _library_schedule(self, call: Call) -> Algorithm | None:
         # Of rooted reductions, gathers and scatters only the root knows whether it works in place: the ranks might find

@@ -27,7 +27,7 @@ from mpi_gpucomp._call.calls import check_options, find_method
 from mpi_gpucomp._call.staging import PackedBuffers, device_of, mpi4py_accepts
 from mpi_gpucomp._dispatch.passthrough import Passthrough
 from mpi_gpucomp._dispatch.plan import Route
-from mpi_gpucomp.device import order_after
+from mpi_gpucomp.device import gpu_in_use, order_after
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.coder import INLINE_BYTES, Coder
 from mpi_gpucomp.engine.engine import Engine
@@ -62,6 +62,7 @@ __all__ = [
     "NamedCollective",
     "Nodes",
     "Runtime",
+    "agree_on_gpus",
     "agree_segment_bytes",
     "attach_monitor",
     "nodes_of",
@@ -80,6 +81,13 @@ FINALIZE_SECONDS = 3.0
 
 _open: weakref.WeakSet[Runtime] = weakref.WeakSet()
 """Runtimes that have not been closed."""
+
+
+def agree_on_gpus(comm: MPI.Intracomm) -> bool:
+    """Return True if every rank uses a GPU: collective."""
+    uses = np.array([gpu_in_use() is not None], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, uses, MPI.MIN)
+    return bool(uses[0])
 
 
 def agree_segment_bytes(comm: MPI.Intracomm) -> int:
@@ -110,6 +118,8 @@ class Runtime:
         self.comm, self._settings = comm, settings
         self.rank, self.size = comm.rank, comm.size
         self.nodes = nodes_of(comm)
+        self.on_gpus = agree_on_gpus(comm)
+        """Whether every rank used a GPU when the communicator was made: then default chunks suit GPUs."""
         self.wire = _make_wire(comm, self.nodes, settings)
         self.engine = Engine(self.wire, settings.slots, settings.timeout)
         self.monitor = attach_monitor(self.engine, comm, settings.monitor)

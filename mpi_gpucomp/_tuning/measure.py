@@ -305,7 +305,7 @@ def codec_speeds(device: str) -> tuple[float, ...]:
     of those that long messages are cut into.
     """
     place = get_device(device)
-    nbytes = CODED_BYTES if device == "host" else default_chunk_bytes(LONG_MESSAGE, coded=True)
+    nbytes = CODED_BYTES if device == "host" else default_chunk_bytes(LONG_MESSAGE, coded=True, gpu=True)
     stream = place.stream()
     times: list[float] = []
     with place.alloc(nbytes) as memory:

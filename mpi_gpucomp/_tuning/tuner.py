@@ -228,7 +228,8 @@ class Tuner:
         chunk, codec = candidate.chunk_bytes, candidate.codec
         if codec.name != "none":
             # The model does not know the fixed cost of an encoded chunk.
-            chunk = default_chunk_bytes(call.nbytes, coded=True, shared=len(nodes) == 1)
+            on_gpus = self._runtime.on_gpus
+            chunk = default_chunk_bytes(call.nbytes, coded=True, shared=len(nodes) == 1, gpu=on_gpus)
             if self._calibrations[call.collective].gpu_costs is not None:
                 codec = self.codec  # ranks may have their elements elsewhere: each decides for its chunks
         return Plan(Route.ENGINE, why, codec, algorithm, chunk, race=race)

@@ -221,9 +221,10 @@ def find_codec_cost(spec: str | None, topology: Topology) -> CodecCost | None:
     return topology.codecs[spec]
 
 
-def chunk_bytes(chunk: int | None, size: int, spec: str | None) -> int:
-    """Return the bytes of a chunk: as given, or as a communicator chooses for this size and codec."""
-    return chunk or default_chunk_bytes(size, coded=get_codec(spec or "none").name != "none")
+def chunk_bytes(chunk: int | None, size: int, spec: str | None, topology: Topology) -> int:
+    """Return the bytes of a chunk: as given, or as a communicator chooses for this size, codec and device."""
+    coded = get_codec(spec or "none").name != "none"
+    return chunk or default_chunk_bytes(size, coded=coded, gpu=topology.staging is not None)
 
 
 def allgather_json(comm: MPI.Intracomm, value: Any) -> list[Any]:

@@ -43,6 +43,7 @@ COLOURS = {
     "decode": "#e0a458",
     "reduce": "#6b8f71",
     "copy": "#999999",
+    "stage": "#8c6d5a",
     "handle": "#7d5ba6",
 }
 COMPARISON = ("algorithm", "codec", "chunk", "predicted", "relative", "busiest")
@@ -80,7 +81,7 @@ def _simulate(args: Namespace, spec: str) -> int:
     topology = find_topology(args)
     cost = find_codec_cost(spec, topology)
     algorithm = find_algorithm(args.collective, args.algorithm, topology.ranks, args.root, topology.nodes)
-    chunk = chunk_bytes(args.chunk, args.size, spec)
+    chunk = chunk_bytes(args.chunk, args.size, spec, topology)
     result = simulate(algorithm, topology, args.size, chunk, cost)
     message = f"{format_size(args.size)} in chunks of {format_size(chunk)}, codec {spec}"
     print(_summary(result, args.collective, message))

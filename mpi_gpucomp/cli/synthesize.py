@@ -70,7 +70,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _run(args: Namespace) -> int:
     topology, collective = find_topology(args), args.collective
     cost = find_codec_cost(args.codec, topology)
-    chunk = chunk_bytes(args.chunk, args.size, args.codec)
+    chunk = chunk_bytes(args.chunk, args.size, args.codec, topology)
     try:
         made = synthesise(
             topology,

@@ -93,7 +93,7 @@ class _RecordingDevice(Device):
         return _Recorder(self)
 
 
-class _Launch(NamedTuple):
+class _RecordedLaunch(NamedTuple):
     """Recorded work: its kind, the kernel, the tiles, the grain (on a GPU the blocks), and the arguments."""
 
     kind: int
@@ -110,23 +110,23 @@ class _Recorder(Stream):
 
     def __init__(self, device: _RecordingDevice) -> None:
         self.device = device
-        self.launches: list[_Launch] = []
+        self.launches: list[_RecordedLaunch] = []
 
     def launch(self, kernel: str, tiles: int, *args: int | float, split: bool = True, grain: int = 64) -> None:
         gpu = self.device.gpu
         if gpu is None:
-            work = _Launch(KERNEL, library.kernel_address(kernel), tiles, grain if split else 0, args)
+            work = _RecordedLaunch(KERNEL, library.kernel_address(kernel), tiles, grain if split else 0, args)
         else:
             blocks = -(-tiles // WARPS_PER_BLOCK) if split else 1
-            work = _Launch(KERNEL, gpu.kernel(kernel), tiles, blocks, args)
+            work = _RecordedLaunch(KERNEL, gpu.kernel(kernel), tiles, blocks, args)
         self.launches.append(work)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         if to != PINNED:
-            self.launches.append(_Launch(COPY, 0, 0, 0, (to, source, nbytes)))
+            self.launches.append(_RecordedLaunch(COPY, 0, 0, 0, (to, source, nbytes)))
 
     def fill(self, to: int, byte: int, nbytes: int) -> None:
-        self.launches.append(_Launch(FILL, 0, 0, 0, (to, byte, nbytes)))
+        self.launches.append(_RecordedLaunch(FILL, 0, 0, 0, (to, byte, nbytes)))
 
     def numbers(self, result: int) -> array[int]:
         """Return the launches as the core reads them; kernels write size and status at the offset `result`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from threading import Lock
 
 from mpi_gpucomp.device.base import DTYPES, Device, DType, Event, Memory, Stream, dtype_of_code, dtype_of_name
@@ -44,10 +45,14 @@ def get_device(name: str) -> Device:
 
 
 def gpu_in_use() -> str | None:
-    """Return the name of a GPU that this process uses, here or in torch; None if there is none."""
+    """Return the name of a GPU that this process uses, here, in torch or in CuPy; None if there is none."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return f"cuda:{torch.cuda.current_device()}"
+    cupy = sys.modules.get("cupy")
+    with suppress(Exception):  # of a CuPy without a GPU, whose types cannot be imported without CuPy
+        if cupy is not None and cupy.cuda.driver.ctxGetCurrent():
+            return f"cuda:{cupy.cuda.runtime.getDevice()}"
     return next((name for name in _devices if name != "host"), None)
 
 

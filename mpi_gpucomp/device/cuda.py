@@ -180,7 +180,7 @@ class CudaDevice(Device):
         return CudaStream(self)
 
     def take_stream(self) -> CudaStream:
-        """Return a stream that nobody else uses, one that was given back if possible."""
+        """Return a stream that no other caller uses, one that was given back if possible."""
         return self._streams.pop() if self._streams else self.stream()
 
     def give_back_stream(self, stream: CudaStream) -> None:

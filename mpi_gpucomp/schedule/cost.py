@@ -21,6 +21,7 @@ __all__ = [
     "CodecCost",
     "LinkCost",
     "MessageCost",
+    "StagingCost",
     "TrafficCount",
     "chain_seconds",
     "default_chunk_bytes",
@@ -42,6 +43,8 @@ square root of the message size. Chunks through shared memory take less time, so
 """
 ENCODED_CHUNKS, MIN_ENCODED_CHUNK, MAX_ENCODED_CHUNK = 16, 1 << 19, 1 << 21
 """With a codec a message is cut into this many chunks, whose size in bytes is clamped."""
+GPU_CHUNKS, MIN_GPU_CHUNK, MAX_GPU_CHUNK = 16, 1 << 20, 1 << 24
+"""The same on GPUs: a short chunk leaves multiprocessors without work, and launches cost more than the kernels do."""
 
 
 RELAY_BYTES = 1 << 16
@@ -86,6 +89,21 @@ class MessageCost(NamedTuple):
         return self.message + nbytes * self.per_byte
 
 
+class StagingCost(NamedTuple):
+    """The cost of moving a frame between a GPU and page-locked host memory, beside its kernels."""
+
+    per_byte: float
+    """Seconds; the two directions do not share bandwidth."""
+    latency: float = 0.0
+    """Seconds per copy."""
+    raw: bool = True
+    """True if messages without a codec are staged too: the MPI library cannot access GPU memory."""
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of a copy."""
+        return self.latency + nbytes * self.per_byte
+
+
 FREE = CodecCost()
 NO_MESSAGE_COST = MessageCost()
 
@@ -109,11 +127,13 @@ def chain_seconds(
     return encode + link.seconds(sent) + (ranks - 2) * link.seconds(forwarded) + (loops - 1) * stage + decode
 
 
-def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False) -> int:
+def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False, gpu: bool = False) -> int:
     """Return the chunk size that a communicator uses by default.
 
-    `coded` is True with a codec, `shared` if all ranks are on one node.
+    `coded` is True with a codec, `shared` if all ranks are on one node, `gpu` if elements are on GPUs.
     """
+    if coded and gpu:
+        return min(MAX_GPU_CHUNK, max(MIN_GPU_CHUNK, nbytes // GPU_CHUNKS))
     if not coded:
         best = isqrt(nbytes * (SHARED_MEMORY_UNIT if shared else RAW_UNIT))
         return min(MAX_RAW_CHUNK, max(MIN_RAW_CHUNK, best & -MIN_RAW_CHUNK))

@@ -16,7 +16,10 @@ Files are JSON, with microseconds and microseconds per MB:
      "processors": [{"ranks": [0, 1, 2, 3], "cores": 2}],
      "per_chunk_us": 100,
      "relay_bytes": 65536,
-     "handling": {"message_us": 60, "us_per_MB": 800, "wait_us": 300, "frame_us": 200}}
+     "handling": {"message_us": 60, "us_per_MB": 800, "wait_us": 300, "frame_us": 200},
+     "staging": {"us_per_MB": 40, "copy_us": 3, "raw": true}}
+
+`staging` says that elements are on GPUs: frames, and messages without a codec if `raw`, pass through host memory.
 
 `within` may also be a matrix of classes by position in the node. Everything from `pairs` on is optional. JSON files are
 read as a `Document`, sketches too: its errors name the file, the field, what was expected and what was found.
@@ -32,7 +35,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.schedule.cost import NO_MESSAGE_COST, PER_MB, RELAY_BYTES, CodecCost, LinkCost, MessageCost
+from mpi_gpucomp.schedule.cost import (
+    NO_MESSAGE_COST,
+    PER_MB,
+    RELAY_BYTES,
+    CodecCost,
+    LinkCost,
+    MessageCost,
+    StagingCost,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -111,6 +122,8 @@ class Topology:
     """The cost of a message at its sender and its receiver."""
     relay_bytes: int = RELAY_BYTES
     """The segment after which a message between nodes is relayed; 0 if only whole messages are forwarded."""
+    staging: StagingCost | None = None
+    """How messages of elements on GPUs reach the network; None for elements on the host."""
 
     def __post_init__(self) -> None:
         """Raise SpecError if the parts contradict each other."""
@@ -225,6 +238,12 @@ class Topology:
                 "wait_us": _rounded(self.message_cost.wait * 1e6),
                 "frame_us": _rounded(self.message_cost.frame * 1e6),
             }
+        if self.staging is not None:
+            found["staging"] = {
+                "us_per_MB": _rounded(self.staging.per_byte / PER_MB),
+                "copy_us": _rounded(self.staging.latency * 1e6),
+                "raw": self.staging.raw,
+            }
         return found
 
     @cached_property
@@ -271,6 +290,7 @@ FIELDS = (
     "per_chunk_us",
     "relay_bytes",
     "handling",
+    "staging",
     "fitted",
 )
 
@@ -309,6 +329,7 @@ def _from_document(document: Document) -> Topology:
         document.get("source", "").text(),
         _read_message_cost(document.get("handling", {})),
         document.get("relay_bytes", RELAY_BYTES).whole(),
+        _read_staging(document["staging"]) if "staging" in document else None,
     )
 
 
@@ -372,10 +393,18 @@ def _read_message_cost(part: Document) -> MessageCost:
     return MessageCost(message * 1e-6, per_byte * PER_MB, wait * 1e-6, frame * 1e-6)
 
 
+def _read_staging(part: Document) -> StagingCost:
+    part.fields(("us_per_MB", "copy_us", "raw"))
+    latency = part.get("copy_us", 0).number() * 1e-6
+    return StagingCost(part["us_per_MB"].number() * PER_MB, latency, part.get("raw", True).boolean())
+
+
 TACCL = "https://github.com/microsoft/taccl, taccl/examples/topo"
 DGX_A100 = (
     "NVIDIA DGX A100 data sheet: NVLink 600 GB/s per GPU (sum of both directions), 8 x 200 Gbit/s; latencies of dgx2"
 )
+PCIE4 = StagingCost(1 / 24e9, 3e-6, raw=False)
+"""Three quarters of what 16 lanes of generation 4 carry in one direction, 32 GB/s; the MPI library reads GPU memory."""
 ONE, TWO = "NVLink", "two NVLinks"
 CUBE_MESH = ("-2112---", "2-12-1--", "11-2--2-", "122----1", "2----211", "-1--2-12", "--2-11-2", "---1122-")
 """NVLinks between the GPUs of an NDv2 node, from TACCL."""
@@ -391,12 +420,15 @@ class NodePreset(NamedTuple):
     source: str
     relay_bytes: int = 0
     """A GPU-aware MPI sends whole messages."""
+    staging: StagingCost | None = None
+    """For nodes whose GPUs and cards are modelled with the copies between them."""
 
 
 PRESETS = {
     "ndv2": NodePreset(8, 1, (0.3, 46), (2.6, 105), f"{TACCL}/topo-ndv2-1MB.json"),
     "dgx2": NodePreset(16, 8, (0.3, 8), (2.6, 105), f"{TACCL}/topo-dgx2-1MB.json"),
-    "dgx-a100": NodePreset(8, 8, (0.3, 1e3 / 300), (2.6, 1e3 / 25), DGX_A100),
+    "dgx-a100": NodePreset(8, 8, (0.3, 1e3 / 300), (2.6, 1e3 / 25), DGX_A100, staging=PCIE4),
+    "a100-hdr": NodePreset(1, 1, (0.3, 1e3 / 300), (2.6, 1e3 / 25), DGX_A100, staging=PCIE4),
     "v100-ib": NodePreset(1, 1, (0.3, 46), (2.6, 105), f"{TACCL}/topo-ndv2-1MB.json"),
     "gigabit": NodePreset(
         1, 1, (1, 100), (50, 8000), "1 Gbit/s; 50 us, a typical latency of TCP in one room", RELAY_BYTES
@@ -409,6 +441,7 @@ PRESETS = {
 | ndv2 | 8 V100 in a cube mesh of NVLinks, one 100 Gbit/s card | TACCL, examples/topo/topo-ndv2-1MB.json |
 | dgx2 | 16 V100 on NVSwitch, eight 100 Gbit/s cards | TACCL, examples/topo/topo-dgx2-1MB.json |
 | dgx-a100 | 8 A100 on NVSwitch, eight 200 Gbit/s cards | NVIDIA's data sheet: 600 GB/s of NVLink per GPU, HDR |
+| a100-hdr | one A100, one 200 Gbit/s card | the same |
 | v100-ib | one V100, one 100 Gbit/s card | the network of ndv2 |
 | gigabit | one rank, one 1 Gbit/s card | the rate of the link; a typical latency of TCP |
 
@@ -454,6 +487,7 @@ def preset(name: str, ranks: int) -> Topology:
         codecs=GPU_CODECS,
         source=machine.source,
         relay_bytes=machine.relay_bytes,
+        staging=machine.staging,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from schedules import i, lane, o, program, s
@@ -11,13 +12,21 @@ from test_topology import two_nodes
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.schedule import Algorithm, ScheduleBuilder, Step, cost
 from mpi_gpucomp.schedule.algorithms import algorithms, build
-from mpi_gpucomp.schedule.cost import CodecCost, LinkCost, MessageCost, chain_seconds, steps_and_bytes
+from mpi_gpucomp.schedule.cost import CodecCost, LinkCost, MessageCost, StagingCost, chain_seconds, steps_and_bytes
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 from mpi_gpucomp.schedule.simulate import Simulation, simulate
 from mpi_gpucomp.schedule.simulate.resources import EventQueue, FairNetwork, Flow
 from mpi_gpucomp.schedule.sketch import Sketch
 from mpi_gpucomp.schedule.synth.problem import Problem, chunks_of
-from mpi_gpucomp.schedule.topology import Port, ProcessorModel, Topology, even_nodes, preset
+from mpi_gpucomp.schedule.topology import (
+    Port,
+    ProcessorModel,
+    Topology,
+    even_nodes,
+    preset,
+    read_topology,
+    write_topology,
+)
 
 MIB, SEGMENT = 1 << 20, 1 << 16
 WIRE = LinkCost(50e-6, 8e-9)
@@ -265,12 +274,64 @@ def test_default_chunk_bytes():
     assert cost.default_chunk_bytes(1, coded=False) == MIB // 4
     assert [cost.default_chunk_bytes(n * MIB, coded=False) // MIB for n in (64, 256, 1024, 65536)] == [1, 2, 4, 4]
     assert cost.default_chunk_bytes(64 * MIB, coded=False, shared=True) == 2 * MIB
+    assert [cost.default_chunk_bytes(n * MIB, coded=True, gpu=True) // MIB for n in (1, 64, 256, 1024)] == [
+        1,
+        4,
+        16,
+        16,
+    ]
 
 
 def paper_setup(spec: str | None, algorithm: str, ranks: int, nbytes: int) -> Simulation:
     topology = preset("v100-ib", ranks)
     codec = topology.codecs[spec] if spec else None
     return simulate(build("broadcast", algorithm, ranks), topology, nbytes, MIB // 2, codec)
+
+
+COPY = StagingCost(2e-9, 1e-6)
+ON_GPUS = {"staging": COPY, "relay_bytes": 0}
+
+
+def test_staged_messages_without_a_codec():
+    """A chunk is copied out once and in on every rank; on the way the copies are beside the link."""
+    found = simulate(CHAIN, hosts(4, **ON_GPUS), 8 * MIB, MIB).seconds
+    assert found == pytest.approx(
+        COPY.seconds(MIB) + (8 + 2) * WIRE.seconds(MIB) - 7 * WIRE.latency + COPY.seconds(MIB)
+    )
+    direct = hosts(4, relay_bytes=0, staging=COPY._replace(raw=False))
+    assert (
+        simulate(CHAIN, direct, 8 * MIB, MIB).seconds == simulate(CHAIN, hosts(4, relay_bytes=0), 8 * MIB, MIB).seconds
+    )
+
+
+@pytest.mark.parametrize("slowest", ["encode", "copy", "wire", "decode"])
+def test_stages_of_a_gpu_overlap(slowest: str):
+    """Beyond the first chunk, the slowest stage alone determines the time of a broadcast."""
+    stages = dict.fromkeys(("encode", "copy", "wire", "decode"), 1e-9) | {slowest: 5e-9}
+    ratio, loops, kernel = 4.0, 32, CodecCost(stages["encode"], stages["decode"], 4.0)
+    staging = StagingCost(stages["copy"] * ratio)
+    topology = hosts(2, staging=staging, classes={"wire": LinkCost(0.0, stages["wire"] * ratio)})
+    found = simulate(build("broadcast", "chain", 2), topology, loops * MIB, MIB, kernel).seconds
+    first = (stages["encode"] + 2 * stages["copy"] + stages["wire"] + stages["decode"]) * MIB
+    assert found == pytest.approx(first + (loops - 1) * 5e-9 * MIB)
+
+
+def test_sums_on_gpus_pass_every_stage():
+    """A chunk of a chain reduction is copied in, added, encoded and copied out before it can be sent on."""
+    topology, kernel = hosts(3, **ON_GPUS), CodecCost(1e-9, 2e-9, 2.0)
+    found = simulate(build("reduce", "chain", 3), topology, MIB, MIB, kernel).seconds
+    encode, out = kernel.encode * MIB, COPY.seconds(MIB / 2)
+    hop = encode + out + WIRE.seconds(MIB / 2) + out + kernel.decode * MIB
+    assert found == pytest.approx(2 * hop)
+
+
+def test_a_staged_topology_survives_its_file(tmp_path: Path):
+    path = tmp_path / "gpus.json"
+    write_topology(hosts(4, staging=COPY), path)
+    assert read_topology(path).staging == COPY
+    path.write_text(path.read_text().replace('"raw": true', '"raw": 1'))
+    with pytest.raises(SpecError, match="staging: raw: expected true or false, got 1"):
+        read_topology(path)
 
 
 def test_trend_of_the_paper():

@@ -237,7 +237,7 @@ def test_unknown_presets_and_partial_nodes():
     with pytest.raises(SpecError) as caught:
         preset("dgx3", 8)
     assert str(caught.value) == (
-        "topology: expected one of ndv2, dgx2, dgx-a100, v100-ib, gigabit, got 'dgx3'. "
+        "topology: expected one of ndv2, dgx2, dgx-a100, a100-hdr, v100-ib, gigabit, got 'dgx3'. "
         "Use one of these, or a topology file."
     )
     with pytest.raises(SpecError) as caught:

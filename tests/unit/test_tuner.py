@@ -176,7 +176,7 @@ def test_codecs_are_timed_on_the_gpu_with_the_chunk_of_long_messages(
 
     monkeypatch.setattr(measure, "_code_seconds", code_seconds)
     codec_speeds.__wrapped__(gpu.name)
-    assert set(timed) == {(gpu.name, gpu, default_chunk_bytes(1 << 30, coded=True))}
+    assert set(timed) == {(gpu.name, gpu, default_chunk_bytes(1 << 30, coded=True, gpu=True))}
 
 
 def test_plans_follow_the_costs_on_gpus_and_let_each_rank_decide(tuner):

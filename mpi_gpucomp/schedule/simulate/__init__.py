@@ -14,7 +14,7 @@ from mpi_gpucomp.errors import ScheduleError, SpecError
 from mpi_gpucomp.schedule.cost import FREE
 from mpi_gpucomp.schedule.dataflow import Dataflow
 from mpi_gpucomp.schedule.ir import COLLECTIVES
-from mpi_gpucomp.schedule.simulate.lane import LaneRun, RankState
+from mpi_gpucomp.schedule.simulate.lane import CopyQueues, LaneRun, RankState
 from mpi_gpucomp.schedule.simulate.resources import Cores, EventQueue, Interconnect, RankQueue, Record
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def simulate(
         flow = Dataflow.of(program, algorithm.spec, number)
         coder = RankQueue(events, number, records, cores.get(number))
         rank = RankState(events, program.lanes, flow, coder, network, chunk_bytes, costs, codec is None)
+        if topology.staging is not None:
+            rank.copies = CopyQueues(topology.staging, *(RankQueue(events, number, records, None) for _ in range(2)))
         rank.finished, rank.causes = [0] * len(program.lanes), [-1] * len(program.lanes)
         for at, lane in enumerate(program.lanes):
             out = None if lane.send is None else network.connections.get((number, lane.send, lane.channel))

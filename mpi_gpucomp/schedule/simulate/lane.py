@@ -4,11 +4,16 @@ A lane waits for the dependencies of its steps, for messages, for what it encode
 does not wait for what it decodes, nor for its messages to leave. A chunk is encoded once however often it is sent, and
 forwarded without recoding; between nodes it is relayed while it arrives. Without a codec, elements are sent from and
 received into the caller's buffers, unless the place is in use.
+
+On GPUs a chunk is copied to host memory after its encoding and from there before its decoding, beside the kernels, and
+a few chunks are encoded before their sends are due.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp.schedule.simulate.resources import Work
@@ -16,14 +21,18 @@ from mpi_gpucomp.schedule.simulate.resources import Work
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from mpi_gpucomp.schedule.cost import CodecCost
+    from mpi_gpucomp.schedule.cost import CodecCost, StagingCost
     from mpi_gpucomp.schedule.dataflow import ChunkValue, Dataflow
     from mpi_gpucomp.schedule.ir import Lane, Step
     from mpi_gpucomp.schedule.simulate.resources import Connection, EventQueue, Interconnect, RankQueue
 
     Waiting = Generator[None, None, None]
+    Stage = tuple[RankQueue, Work]
 
-__all__ = ["LaneRun", "RankState"]
+__all__ = ["CopyQueues", "LaneRun", "RankState"]
+
+PREFETCH = 3
+"""Chunks on a GPU that are encoded before their send is due, as in the core."""
 
 
 class _SimulatedFrame:
@@ -34,6 +43,15 @@ class _SimulatedFrame:
     def __init__(self, sends: int) -> None:
         self.left, self.ready, self.cause = sends, False, -1
         self.on_ready: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True)
+class CopyQueues:
+    """The copies between a GPU and the host: a queue for each direction."""
+
+    cost: StagingCost
+    out: RankQueue
+    back: RankQueue
 
 
 @dataclass
@@ -51,6 +69,8 @@ class RankState:
     """Of encoded and of raw chunks."""
     no_codec: bool
     """True if nothing is encoded, so that there are no frames."""
+    copies: CopyQueues | None = None
+    """Of elements on a GPU."""
     finished: list[int] = field(default_factory=list)
     """Completed steps of each lane, over all loops."""
     causes: list[int] = field(default_factory=list)
@@ -59,6 +79,12 @@ class RankState:
     """What to resume when a lane completes a step."""
     frames: dict[tuple[int, ChunkValue, bool], _SimulatedFrame] = field(default_factory=dict)
     """Shared frames, by loop, value and whether they are raw."""
+    encoded_ahead: dict[tuple[int, ChunkValue, bool], Work] = field(default_factory=dict)
+    """Chunks that are encoded before their send is due."""
+
+    def staged(self, raw: bool) -> CopyQueues | None:
+        """Return the copies that messages need."""
+        return self.copies if self.copies and (self.copies.cost.raw or not (raw or self.no_codec)) else None
 
 
 class LaneRun:
@@ -72,6 +98,7 @@ class LaneRun:
         self._send_cost = rank.costs[rank.no_codec or self._sends_raw]
         self._receives_raw = incoming is not None and incoming.raw
         self._receive_cost = rank.costs[rank.no_codec or self._receives_raw]
+        self._chunks = [(at, chunk) for at, step in enumerate(self._lane.steps) for chunk in range(step.count)]
         self._cause = -1
         self._steps = self._run()
         if incoming is not None:
@@ -110,36 +137,44 @@ class LaneRun:
                 yield
             self._cause = rank.network.take(self._in)
         if kind == "s":
-            yield from self._send_value(rank.dataflow.read[key][chunk], loop)
+            yield from self._send_value(key[1], chunk, loop)
         elif kind in ("r", "rcs"):
             value = rank.dataflow.written[key][chunk]
             self._share_frame(value, loop, self._receives_raw)
             if step.sends and not relayed:
                 yield from self._post(loop, self._receive_cost)
             in_user_buffer = step.target is not None and step.target.buffer != "s"
-            if not (rank.no_codec and value.first_write and value.persists and in_user_buffer):
-                self._queue("decode", loop, self._receive_cost.decode)
+            in_place = rank.no_codec and value.first_write and value.persists and in_user_buffer
+            decode = () if in_place else (self._coding("decode", loop, self._receive_cost.decode),)
+            if stages := (*self._copy_in(loop), *decode):
+                self._queue(*stages)
         elif step.receives:
             yield from self._reduce(step, key, chunk, loop)
         elif kind in ("cpy", "re"):
-            self._queue("copy" if kind == "cpy" else "reduce", loop, rank.costs[1].decode if rank.no_codec else 0.0)
+            per_byte = rank.costs[1].decode if rank.no_codec else 0.0
+            self._queue(self._coding("copy" if kind == "cpy" else "reduce", loop, per_byte))
 
     def _reduce(self, step: Step, key: tuple[int, int], chunk: int, loop: int) -> Waiting:
-        self._queue("reduce", loop, self._receive_cost.decode)
-        if step.sends:
-            yield from self._encode(loop)
+        reduce = *self._copy_in(loop), self._coding("reduce", loop, self._receive_cost.decode)
+        if not step.sends:
+            self._queue(*reduce)
+        else:
+            yield from self._wait_for_frame(self._queue(*reduce, *self._frame_stages(loop)))
             if step.target is not None:
                 self._share_frame(self._rank.dataflow.written[key][chunk], loop, self._sends_raw)
             yield from self._post(loop, self._send_cost)
 
-    def _send_value(self, value: ChunkValue, loop: int) -> Waiting:
+    def _send_value(self, index: int, chunk: int, loop: int) -> Waiting:
         """Send a chunk in the frame that it arrived in or that another lane has encoded, or encode it."""
-        rank, key = self._rank, (loop, value, self._sends_raw)
+        rank, value = self._rank, self._rank.dataflow.read[self._number, index][chunk]
+        key = loop, value, self._sends_raw
         frame = rank.frames.get(key)
         if frame is None:
             frame = rank.frames[key] = _SimulatedFrame(value.sends_as(self._sends_raw))
-            if not (rank.no_codec and value.initial and value.persists):
-                yield from self._encode(loop)
+            if rank.staged(self._sends_raw) or not (rank.no_codec and value.initial and value.persists):
+                self._encode_ahead(index, chunk, loop)
+                work = rank.encoded_ahead.pop(key, None) or self._queue(*self._frame_stages(loop))
+                yield from self._wait_for_frame(work)
             frame.ready, frame.cause = True, self._cause
             for resume in frame.on_ready:
                 rank.events.at(rank.events.now, resume)
@@ -158,22 +193,62 @@ class LaneRun:
             frame = self._rank.frames[loop, value, raw] = _SimulatedFrame(value.sends_as(raw))
             frame.ready, frame.cause = True, self._cause
 
-    def _encode(self, loop: int) -> Waiting:
+    def _encode_ahead(self, index: int, chunk: int, loop: int) -> None:
+        """Queue the encoding of this chunk and of those to send next: on a GPU, of elements that are there already."""
+        rank, at = self._rank, self._chunks.index((index, chunk))
+        if rank.copies is None:
+            return
+        first = True
+        for _ in range(PREFETCH + 1):
+            index, chunk = self._chunks[at]
+            read = rank.dataflow.read.get((self._number, index))
+            if self._lane.steps[index].kind != "s" or read is None or not read[chunk].initial:
+                return
+            key = loop, read[chunk], self._sends_raw
+            if key not in rank.encoded_ahead and (first or key not in rank.frames):
+                rank.encoded_ahead[key] = self._queue(*self._frame_stages(loop))
+            first = False
+            at, loop = (at + 1, loop) if at + 1 < len(self._chunks) else (0, loop + 1)
+            if loop == len(rank.chunk_bytes):
+                return
+
+    def _wait_for_frame(self, work: Work) -> Waiting:
         """Wait until a chunk is encoded, or copied to where it can be sent from."""
-        work = self._queue("encode", loop, self._send_cost.encode)
         events, wait = self._rank.events, self._rank.network.message_cost.wait
         # An encoded frame is noticed no sooner than an arrived message.
-        work.on_done = (lambda: events.at(events.now + wait, self.resume)) if wait else self.resume
+        if not work.done:
+            work.on_done = (lambda: events.at(events.now + wait, self.resume)) if wait else self.resume
+        elif wait:
+            events.at(max(events.now, work.ended + wait), self.resume)
         while not work.done or events.now < work.ended + wait:
             yield
         self._cause = work.number
 
-    def _queue(self, kind: str, loop: int, per_byte: float) -> Work:
+    def _frame_stages(self, loop: int) -> tuple[Stage, ...]:
+        """Return the stages that bring a chunk to where it can be sent from."""
+        copies, nbytes = self._rank.staged(self._sends_raw), self._rank.chunk_bytes[loop] / self._send_cost.ratio
+        if copies is None:
+            return (self._coding("encode", loop, self._send_cost.encode),)
+        out = copies.out, Work("stage", loop, nbytes, copies.cost.seconds(nbytes), self._cause)
+        return (out,) if self._rank.no_codec else (self._coding("encode", loop, self._send_cost.encode), out)
+
+    def _copy_in(self, loop: int) -> tuple[Stage, ...]:
+        """Return the stage that brings a frame to the GPU, if there is one."""
+        copies, nbytes = self._rank.staged(self._receives_raw), self._rank.chunk_bytes[loop] / self._receive_cost.ratio
+        if copies is None:
+            return ()
+        return ((copies.back, Work("stage", loop, nbytes, copies.cost.seconds(nbytes), self._cause)),)
+
+    def _coding(self, kind: str, loop: int, per_byte: float) -> Stage:
         rank, nbytes = self._rank, self._rank.chunk_bytes[loop]
         seconds = nbytes * per_byte + (0.0 if rank.no_codec else rank.network.message_cost.frame)
-        work = Work(kind, loop, nbytes, seconds, self._cause)
-        rank.coder.add(work)
-        return work
+        return rank.coder, Work(kind, loop, nbytes, seconds, self._cause)
+
+    @staticmethod
+    def _queue(*stages: Stage) -> Work:
+        """Queue stages, each after the one before it; return the last."""
+        _add(stages)
+        return stages[-1][1]
 
     def _relay(self, loop: int) -> Generator[None, None, bool]:
         """Relay the next message while it arrives; return False if it has arrived before that is possible."""
@@ -194,3 +269,17 @@ class LaneRun:
             self._out.on_room = self.resume
             yield
         rank.network.post(self._out, rank.chunk_bytes[loop] / cost.ratio, loop, self._cause)
+
+
+def _add(stages: Sequence[Stage]) -> None:
+    """Queue the first stages, which use the same queue, and the others when those are done."""
+    same = list(takewhile(lambda stage: stage[0] is stages[0][0], stages))
+    if rest := stages[len(same) :]:
+        same[-1][1].on_done = partial(_add_after, same[-1][1], rest)
+    for queue, work in same:
+        queue.add(work)
+
+
+def _add_after(before: Work, stages: Sequence[Stage]) -> None:
+    stages[0][1].cause = before.number
+    _add(stages)
