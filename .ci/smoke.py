@@ -19,7 +19,8 @@ def check_files(checkout: Path) -> None:
     assert checkout.parent not in package.parents, f"imported from the checkout: {package}"
     assert kernels_directory() == package / "kernels", kernels_directory()
     assert texts(kernels_directory()) == texts(checkout), "the kernels of the wheel are not those of the checkout"
-    assert {path.name for path in library_directory().iterdir()} == {f"libgpucomp-{name}.so" for name in LIBRARIES}
+    built = {path.name for path in library_directory().iterdir()}
+    assert built == {f"libgpucomp-{name}.so" for name in [*LIBRARIES, "core"]}, built
     assert (package / "py.typed").is_file()
 
 
