@@ -421,7 +421,6 @@ class CollectiveTask:
                 expected=f"work on {device} that completes",
                 got=(info.text or b"").decode(),
                 remedy="Run again with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) to find the kernel that failed.",
-                rank=self._wire.rank,
             )
         return self._bad_frame(info, where)
 
@@ -442,7 +441,8 @@ class CollectiveTask:
 
     def _where(self, lane: int, chunk: int, loop: int) -> str:
         peer = self._program.lanes[lane].receive if lane >= 0 else None
-        return f"rank {self._wire.rank}: {self.title}, chunk {chunk} of loop {loop}, from rank {peer}"
+        source = "" if peer is None else f", from rank {peer}"
+        return f"rank {self._wire.rank}: {self.title}, chunk {chunk} of loop {loop}{source}"
 
 
 def _always() -> bool:

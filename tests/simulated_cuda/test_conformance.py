@@ -78,17 +78,14 @@ def test_collectives(settings: str, case: str, codec: str) -> None:
     assert (done.returncode, done.stderr) == (0, ""), f"{SETTINGS}={settings}\n{done.stderr[:6000]}"
 
 
-@pytest.mark.slow
 @needs_mpirun
-@pytest.mark.xfail(
-    reason="an event of a failed context is taken for one that is not done: ranks wait for ever", strict=False
-)
-@pytest.mark.parametrize("launch", [1, 5, 9])
+@pytest.mark.parametrize("launch", [1, 9])
 @pytest.mark.parametrize("case", ["broadcasts", "reductions"])
 def test_a_fault_is_an_error_on_every_rank(settings: str, case: str, launch: int) -> None:
     arguments = ("-m", "tests.simulated_cuda", "tests/simulated_cuda/collectives.py", case, "split", str(COUNT))
     faulty = f"{settings},inject=illegal_address:n={launch}"
     done = run(2, *arguments, environment={SETTINGS: faulty, "SIMULATED_CUDA_PATIENCE": "20"})
     assert done.returncode != 0
-    assert "an illegal memory access was encountered" in done.stderr
+    assert "rank 0" in done.stderr
+    assert re.search(r"DeviceError: .*(cuda:0: CUDA_ERROR_ILLEGAL_ADDRESS in|an illegal memory access)", done.stderr)
     assert "Timeout (" not in done.stderr, f"{SETTINGS}={faulty}\n{done.stderr[:6000]}"
