@@ -52,10 +52,13 @@ DEVICE Sums sums_of(const u8 *bytes, i64 length) {
     return {reduce_sum(sum), reduce_sum(positions)};
 }
 
-// Adds the sums of this warp's tiles, of `tiles` in all; returns true in the last warp, which sees those of all.
-DEVICE bool add_sums(i64 first, i64 last, i64 tiles, const u8 *payload, i64 nbytes, FrameState *state) {
+// Adds the sums of this warp's tiles, of `tiles` in all, of a payload of `base` + `slope` * state->size bytes; returns
+// true in the last warp, which sees those of all. A warp without a tile does not access `state`, which the last one may
+// have ended already.
+DEVICE bool add_sums(i64 first, i64 last, i64 tiles, const u8 *payload, i64 base, i64 slope, FrameState *state) {
     u64 unweighted = 0, weighted = 0, done = 0;
     FOR_TILES(t) {
+        const i64 nbytes = slope ? base + slope * (i64)state->size : base;
         const i64 start = t * TILE, left = nbytes - start;
         ++done;
         if (left <= 0) continue;
@@ -98,9 +101,9 @@ DEVICE void end_frame(FrameState *state, Report *report, u64 size, u64 status) {
 // word of the header, with the flag for a checksum. Launched with the `tiles` of the longest payload, at least one.
 KERNEL(frame_seal, u8 *frame, FrameState *state, i64 tiles, i64 base, i64 slope, u64 kind, u64 wire_id, u64 sequence, u64 decoded_bytes,
        Report *report) {
-    const u64 nbytes = (u64)(base + slope * (i64)state->size);
-    if (!add_sums(first, last, tiles, frame + HEADER_BYTES, (i64)nbytes, state)) return;
+    if (!add_sums(first, last, tiles, frame + HEADER_BYTES, base, slope, state)) return;
     ONE_LANE {
+        const u64 nbytes = (u64)(base + slope * (i64)state->size);
         u64 header[HEADER_BYTES / 8] = {kind, wire_id, sequence, decoded_bytes, nbytes, 0};
         header[1] |= (u64)checksum_of(header, state, nbytes) << 32;
         UNROLL for (int word = 0; word < HEADER_BYTES / 8; ++word) ((u64 *)frame)[word] = header[word];
@@ -110,7 +113,7 @@ KERNEL(frame_seal, u8 *frame, FrameState *state, i64 tiles, i64 base, i64 slope,
 
 // Reports whether the checksum of a frame is right, with the status of the kernels that have decoded it.
 KERNEL(frame_verify, const u8 *frame, FrameState *state, i64 tiles, i64 nbytes, Report *report) {
-    if (!add_sums(first, last, tiles, frame + HEADER_BYTES, nbytes, state)) return;
+    if (!add_sums(first, last, tiles, frame + HEADER_BYTES, nbytes, 0, state)) return;
     ONE_LANE {
         const u64 *header = (const u64 *)frame;
         const bool checked = header[0] >> 40 & 2;

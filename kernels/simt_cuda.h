@@ -34,6 +34,8 @@ struct Lane {
 DEVICE void warp_sync() { __syncwarp(); }
 
 DEVICE void atomic_or(u64 *where, u64 bits) { atomicOr(where, bits); }
+// Of a word that other warps change by atomics meanwhile.
+DEVICE u64 atomic_load(const u64 *where) { return *(const volatile u64 *)where; }
 DEVICE void atomic_add(u32 *where, u32 amount) { atomicAdd(where, amount); }
 DEVICE void atomic_add(u64 *where, u64 amount) { atomicAdd(where, amount); }
 

@@ -57,6 +57,7 @@ struct FloatMode {
 
 DEVICE void warp_sync() {}
 
+DEVICE u64 atomic_load(const u64 *where) { return __atomic_load_n(where, __ATOMIC_RELAXED); }
 DEVICE void atomic_or(u64 *where, u64 bits) { __atomic_fetch_or(where, bits, __ATOMIC_RELAXED); }
 DEVICE void atomic_add(u32 *where, u32 amount) { __atomic_fetch_add(where, amount, __ATOMIC_RELAXED); }
 DEVICE void atomic_add(u64 *where, u64 amount) { __atomic_fetch_add(where, amount, __ATOMIC_RELAXED); }

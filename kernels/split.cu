@@ -203,6 +203,7 @@ DEVICE u32 encode_tile(const typename Layout<T>::U *from, i64 start, i64 count, 
         word += encode_group(exponent, table, state, word);
     }
     const u32 odd = (word - words) & 1;
+    warp_sync();  // the last of these words are the seeds, which all lanes have read
     FOR_LANES(l) ((u32 *)out)[l] = state[l] | (l == 0 ? odd << 31 : 0);
     ONE_LANE {
         if (odd) *word = 0;

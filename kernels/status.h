@@ -13,6 +13,6 @@ DEVICE void report(u64 *status, u64 what) {
 // Returns whether an error was reported before. Other warps may report concurrently: all lanes get the same result.
 DEVICE bool failed(const u64 *status) {
     Lane<u32> seen;
-    FOR_LANES(l) seen[l] = *status != 0;
+    FOR_LANES(l) seen[l] = atomic_load(status) != 0;
     return ballot(seen) != 0;
 }
