@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,11 +26,10 @@ import numpy as np
 
 from mpi_gpucomp.device import cuda as cuda_device
 
-from .machine import CudaError, machine
+from .machine import SETTINGS, CudaError, machine
 
-__all__ = ["SIMULATED_NVRTC", "install", "installed"]
+__all__ = ["install", "installed"]
 
-SIMULATED_NVRTC = (0, 0)
 """The version of the stand-in for NVRTC, which compiles nothing."""
 RUNTIME_NAMES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "cudaErrorMemoryAllocation",
@@ -1058,11 +1058,41 @@ def _binary(program: SimpleNamespace) -> bytes:
     return f"simulated module of family {program.family}\n".encode()
 
 
+def _interpreted() -> bool:
+    """Return True if kernels are interpreted from the PTX that NVRTC makes of them."""
+    settings = dict(part.partition("=")[::2] for part in os.environ.get(SETTINGS, "").split(",") if part)
+    return int(settings.get("ptx", 0)) > 0
+
+
+def _real_nvrtc() -> ModuleType:
+    """Return NVRTC, which needs no GPU, with one change: what it compiles for an architecture is PTX for it."""
+    real: Any = import_module("cupy_backends.cuda.libs.nvrtc")
+    real.getVersion()  # loads NVRTC, for which it imports CuPy
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("cupy", "cupyx")]:
+        del sys.modules[name]
+    module = ModuleType(real.__name__)
+    module.__dict__.update({name: value for name, value in vars(real).items() if not name.startswith("__")})
+
+    def compile_program(program: Any, options: tuple[str, ...]) -> None:
+        real.compileProgram(program, tuple(option.replace("=sm_", "=compute_") for option in options))
+
+    module.__dict__.update(
+        simulated=True,
+        compileProgram=compile_program,
+        getCUBIN=real.getPTX,
+        getVersion=lambda: (*real.getVersion(), "PTX"),
+    )
+    return module
+
+
 def _nvrtc() -> ModuleType:
+    if _interpreted():
+        return _real_nvrtc()
     module = ModuleType("cupy_backends.cuda.libs.nvrtc")
     module.__dict__.update(
         NVRTCError=NVRTCError,
-        getVersion=lambda: SIMULATED_NVRTC,
+        simulated=True,
+        getVersion=lambda: (0, 0),
         getSupportedArchs=lambda: [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121],
         createProgram=lambda source, name, headers, includes: SimpleNamespace(family=Path(name).stem),
         compileProgram=lambda program, options: None,

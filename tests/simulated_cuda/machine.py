@@ -10,6 +10,9 @@
 | `capacity` | bytes of memory of a GPU, by default those of its kind |
 | `starve` | 0: no stream has to wait while others can run |
 | `eager` | 1: all work runs when it is queued |
+| `ptx` | interpret kernels from their PTX in grids of up to so many blocks; 0 (default): none |
+| `lockstep` | 1: lanes that diverge in an interpreted kernel meet again as soon as they can |
+| `capability` | the compute capability that the GPUs say they have, such as 75 or 120 |
 | `track` | 0: hazards are not looked for |
 | `protect` | 0: host memory that unfinished work accesses is not protected |
 | `background` | milliseconds without a call after which queued work runs by itself; 0: never |
@@ -52,7 +55,7 @@ class Machine:
         self.generation = 0
         """Counts the starts of the machine: handles of an earlier one are invalid."""
         self.driver: Any = ctypes.CDLL(str(self.path))
-        names = ("configure", "findings", "inject", "counts", "fault")
+        names = ("configure", "findings", "inject", "counts", "fault", "profiles")
         self._text = {name: getattr(self.driver, f"simcuda_{name}") for name in names}
         for function in self._text.values():
             function.restype = ctypes.c_char_p
@@ -130,6 +133,11 @@ class Machine:
     def counts(self, device: int = 0) -> Counter[str]:
         """Return the counts of a device since they were reset."""
         return Counter(json.loads(self._text["counts"]())["devices"][str(device)])
+
+    @property
+    def profiles(self) -> dict[str, Counter[str]]:
+        """What each interpreted kernel did since the counts were reset: instructions, bytes, sectors of memory."""
+        return {name: Counter(counts) for name, counts in json.loads(self._text["profiles"]()).items()}
 
     def stream_counts(self, handle: int) -> Counter[str]:
         """Return the counts of a stream since they were reset."""

@@ -80,11 +80,19 @@ class Program:
         """Make a stream wait for an event."""
         self.call("cuStreamWaitEvent", stream, event, 0)
 
-    def launch(self, kernel: str, stream: Handle | None, tiles: int, *args: float) -> None:
-        """Launch a kernel of the family `sim`."""
-        if self.device not in self.modules:
-            self.modules[self.device] = self._new("cuModuleLoadData", b"simulated module of family sim\n")
-        function = self._new("cuModuleGetFunction", self.modules[self.device], kernel.encode())
+    def module(self, image: bytes) -> Handle:
+        """Load a module."""
+        return self._new("cuModuleLoadData", image)
+
+    def launch(
+        self, kernel: str, stream: Handle | None, tiles: int, *args: float, module: Handle | None = None
+    ) -> None:
+        """Launch a kernel of a module, or of the family `sim`."""
+        if module is None:
+            if self.device not in self.modules:
+                self.modules[self.device] = self.module(b"simulated module of family sim\n")
+            module = self.modules[self.device]
+        function = self._new("cuModuleGetFunction", module, kernel.encode())
         values: list[Any] = [ctypes.c_int64(0), ctypes.c_int64(tiles)]
         values += [ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x) for x in args]
         places = (Handle * len(values))(*(ctypes.addressof(value) for value in values))
@@ -116,6 +124,12 @@ class Program:
         if code not in (0, 600):
             raise self.machine.error("cuEventQuery", code)
         return bool(code == 0)
+
+    def put(self, data: bytes) -> int:
+        """Allocate device memory for these bytes and copy them to it."""
+        address = self.alloc(len(data))
+        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+        return address
 
     def bytes_at(self, address: int, nbytes: int) -> bytes:
         """Copy device memory to pageable memory, which waits."""

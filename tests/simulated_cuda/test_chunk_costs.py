@@ -14,6 +14,8 @@ CHUNK, CHUNKS = 1 << 18, 17
 STREAMS = 3
 END_OF_CALL = 2 * STREAMS
 """Waits for streams when the task ends, however many chunks it had."""
+NEW_THREADS = 2
+"""Threads of a rank that may enter the core for the first time during the counted call, such as its progress thread."""
 ROOT_KERNELS = {"none": 1, "zfp:rate=8": 2, "split": 6, "bound:abs=1e-3": 5, "mpc": 5}
 """A kernel more than the codec's writes header and checksum; `none` needs no more than that one."""
 DECODE_KERNELS = {"none": 1, "zfp:rate=8": 2, "split": 4, "bound:abs=1e-3": 3, "mpc": 3}
@@ -34,5 +36,5 @@ def test_a_chunk_costs_few_kernels_one_copy_and_no_wait(codec: str) -> None:
         assert (rank["copies"], rank["copies_host_to_device"]) == (1, 1)
     for rank in (root, *others):
         assert rank["blocking_waits"] <= END_OF_CALL, "at the end of the call only"
-        assert not rank.get("context_sets")
+        assert rank.get("context_sets", 0) <= NEW_THREADS / (CHUNKS - 1), "a thread selects its GPU once, not per chunk"
         assert rank["event_records"] <= 3

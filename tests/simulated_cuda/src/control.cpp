@@ -65,6 +65,12 @@ CONTROL const char *simcuda_counts() {
     return give(machine().counts_as_json());
 }
 
+// What interpreted kernels did since the counts were reset, by name.
+CONTROL const char *simcuda_profiles() {
+    Guard guard(machine().lock);
+    return give(machine().profiles_as_json());
+}
+
 CONTROL void simcuda_reset_counts() {
     Guard guard(machine().lock);
     machine().reset_counts();

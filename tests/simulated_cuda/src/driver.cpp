@@ -118,6 +118,14 @@ CUresult load(const std::string &image, CUmodule *module) {
     made->handle = machine().new_handle();
     made->device = device;
     made->image = image;
+    if (machine().settings.ptx && image.find(".entry") != std::string::npos && image.compare(0, 4, "\177ELF")) {
+        try {
+            made->program = ptx::parse(image);
+        } catch (const std::string &wrong) {
+            machine().find("ptx: " + wrong);
+            return CUDA_ERROR_INVALID_PTX;
+        }
+    }
     machine().count(device, "modules");
     *module = (CUmodule)made->handle;
     machine().modules[made->handle] = std::move(made);
@@ -140,6 +148,7 @@ const ErrorText ERRORS[] = {
     ERROR(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"),
     ERROR(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal"),
     ERROR(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid"),
+    ERROR(CUDA_ERROR_INVALID_PTX, "a PTX JIT compilation failed"),
     ERROR(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
     ERROR(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered"),
     ERROR(CUDA_ERROR_FILE_NOT_FOUND, "file not found"),
@@ -151,6 +160,7 @@ const ErrorText ERRORS[] = {
     ERROR(CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"),
     ERROR(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "part or all of the requested memory range is already mapped"),
     ERROR(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "pointer does not correspond to a registered memory region"),
+    ERROR(CUDA_ERROR_MISALIGNED_ADDRESS, "misaligned address"),
     ERROR(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure"),
     ERROR(CUDA_ERROR_NOT_PERMITTED, "operation not permitted"),
     ERROR(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
@@ -244,8 +254,8 @@ API cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice ordi
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 3; break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = 16 + ordinal; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = model.capability / 10; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = model.capability % 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = machine().settings.capability / 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = machine().settings.capability % 10; break;
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
@@ -827,11 +837,17 @@ API cuModuleGetFunction(CUfunction *function, CUmodule handle, const char *name)
     ENTER;
     const auto module = machine().modules.find((u64)handle);
     if (module == machine().modules.end()) return CUDA_ERROR_INVALID_HANDLE;
+    const auto &program = module->second->program;
+    const bool interpreted = program && program->kernels.count(name);
+    // A kernel that exists only as text.
+    if (interpreted && !machine().kernels.count(name))
+        machine().kernels[name] = {name, "", program->kernels.at(name).kinds.substr(2), nullptr, false};
     const auto kernel = machine().kernels.find(name);
     if (kernel == machine().kernels.end()) return CUDA_ERROR_NOT_FOUND;
     const std::string &image = module->second->image;
     const std::string family = "simulated module of family " + kernel->second.family + "\n";
     if (image.find(family) != 0 && image.find(name) == std::string::npos) return CUDA_ERROR_NOT_FOUND;
+    if (program && !interpreted) return CUDA_ERROR_NOT_FOUND;
     for (const auto &entry : machine().functions)
         if (entry.second->kernel == &kernel->second && entry.second->module == module->second.get())
             return *function = (CUfunction)entry.first, CUDA_SUCCESS;
@@ -851,7 +867,7 @@ API cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction ha
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 128; break;
     case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 80; break;
     case CU_FUNC_ATTRIBUTE_PTX_VERSION:
-    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = machine().settings.model->capability; break;
+    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = machine().settings.capability; break;
     default: *value = 0;
     }
     return CUDA_SUCCESS;
@@ -882,6 +898,7 @@ API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned
     Op op;
     op.kind = Op::KERNEL;
     op.kernel = &kernel;
+    if (grid_x <= machine().settings.ptx || !kernel.function) op.program = known->second->module->program;
     op.blocks = grid_x;
     memcpy(&op.first, arguments[0], 8);
     memcpy(&op.last, arguments[1], 8);

@@ -117,6 +117,12 @@ std::string Machine::configure(const char *from, bool from_program) {
             made.protect = number != 0;
         else if (name == "eager")
             made.eager = number != 0;
+        else if (name == "ptx")
+            made.ptx = (i64)number;
+        else if (name == "lockstep")
+            made.lockstep = number != 0;
+        else if (name == "capability")
+            made.capability = (int)number;
         else if (name == "background")
             made.background_ms = number;
         else if (name == "capacity")
@@ -137,12 +143,12 @@ std::string Machine::configure(const char *from, bool from_program) {
                 if (value == model.name) made.model = &model;
             if (!made.model) return "expected gpu=A100 or gpu=H100, got '" + value + "'";
         } else
-            return "expected seed, devices, gpu, starve, track, protect, eager, background, capacity, launch_us, "
-                   "copy_us, event_us, "
-                   "wake_us or inject, got '" +
+            return "expected seed, devices, gpu, capability, ptx, lockstep, starve, track, protect, eager, background, "
+                   "capacity, launch_us, copy_us, event_us, wake_us or inject, got '" +
                    name + "'";
     }
     if (from_program && !streams.empty()) reset();
+    if (!made.capability) made.capability = made.model->capability;
     settings = made;
     reset();
     return made.inject.empty() ? "" : inject(made.inject.c_str());
@@ -158,6 +164,7 @@ void Machine::reset() {
     for (auto it = streams.begin(); it != streams.end();)
         it = it->second->queue.empty() ? streams.erase(it) : std::next(it);
     events.clear();
+    profiles.clear();
     modules.clear();
     functions.clear();
     while (!allocations.empty()) {
@@ -220,7 +227,26 @@ std::string Machine::counts_as_json() const {
            text("\"model_microseconds\": %.3f}", elapsed() / 1000);
 }
 
+std::string Machine::profiles_as_json() const {
+    std::string all;
+    for (const auto &[name, p] : profiles) {
+        const std::pair<const char *, u64> parts[] = {
+            {"launches", p.launches},       {"warps", p.warps},
+            {"instructions", p.instructions}, {"lanes", p.lanes},
+            {"loads", p.loads},             {"load_bytes", p.load_bytes},
+            {"load_sectors", p.load_sectors}, {"stores", p.stores},
+            {"store_bytes", p.store_bytes}, {"store_sectors", p.store_sectors},
+            {"shared", p.shared},           {"shared_cycles", p.shared_cycles},
+            {"atomics", p.atomics},         {"shuffles", p.shuffles}};
+        Counts counts;
+        for (const auto &[what, number] : parts) counts[what] = number;
+        all += (all.empty() ? "" : ", ") + ("\"" + name + "\": " + json(counts));
+    }
+    return "{" + all + "}";
+}
+
 void Machine::reset_counts() {
+    profiles.clear();
     for (auto &device : devices) device->counts.clear();
     for (auto &entry : streams) entry.second->counts.clear();
     epoch_ += elapsed();

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "cuda_abi.h"
+#include "ptx.h"
 
 namespace simcuda {
 
@@ -120,6 +121,7 @@ struct Module {
     u64 handle = 0;
     Device *device = nullptr;
     std::string image;
+    std::shared_ptr<ptx::Program> program;  // if its kernels are interpreted
 };
 
 struct Function {
@@ -135,6 +137,7 @@ struct Op {
     double issued = 0, start = 0, end = 0;
     bool counted = true, running = false, protects = false;
     const Kernel *kernel = nullptr;
+    std::shared_ptr<ptx::Program> program;
     std::vector<i64> integers;
     std::vector<double> doubles;
     i64 first = 0, last = 0, blocks = 0;
@@ -204,7 +207,9 @@ struct Injection {
 struct Settings {
     u64 seed = 0;
     int devices = 1;
-    bool starve = true, track = true, protect = true, eager = false;
+    bool starve = true, track = true, protect = true, eager = false, lockstep = false;
+    int capability = 0;
+    i64 ptx = 0;  // interpret kernels in grids of up to so many blocks
     double background_ms = 20;
     double launch_us = 2.5, copy_us = 3, event_us = 1, wake_us = 20, start_us = 2;
     u64 capacity = 0;
@@ -271,6 +276,8 @@ public:
     void unprotect(Op &op);
     bool host_hazard(u64 address);
     CUresult run_kernel(Stream &stream, Op &op, u64 *moved);
+    ptx::End interpret(const Op &op, std::string *why);
+    std::string profiles_as_json() const;
     std::string describe(const Op &op, const Stream &stream) const;
 
     std::mutex lock;
@@ -289,6 +296,7 @@ public:
     Clock host;
     std::mt19937_64 random;
     std::vector<std::string> op_names;
+    std::map<std::string, ptx::Profile> profiles;
     u64 calls = 0, event_count = 0, allocation_count = 0;
     struct Unfinished {
         u32 writers = 0, readers = 0;

@@ -148,6 +148,38 @@ bool kernel_fault(u64 address) {
     return true;
 }
 
+// Runs a kernel from its PTX. `why` gets the last finding.
+ptx::End Machine::interpret(const Op &op, std::string *why) {
+    Device *const device = recorder.stream->device;
+    ptx::Launch launch;
+    launch.program = op.program.get();
+    launch.kernel = &op.program->kernels.at(op.kernel->name);
+    launch.arguments = {(u64)op.first, (u64)op.last};
+    size_t integer = 0, number = 0;
+    for (const char kind : op.kernel->layout) {
+        u64 bits = 0;
+        if (kind == 'd')
+            memcpy(&bits, &op.doubles[number++], 8);
+        else
+            bits = (u64)op.integers[integer++];
+        launch.arguments.push_back(bits);
+    }
+    launch.blocks = (u32)op.blocks;
+    launch.threads = 128;
+    launch.seed = random();
+    launch.lockstep = settings.lockstep;
+    launch.resolve = [this, device](u64 address, ptx::Span *span) {
+        const Allocation *allocation = allocation_at(address);
+        if (!allocation || (allocation->kind == MemoryKind::DEVICE && allocation->device != device)) return false;
+        *span = {allocation->start, allocation->end(), reachable(address) - (u8 *)address};
+        return true;
+    };
+    launch.accessed = record_access;
+    launch.find = [this, why](const std::string &what) { find(*why = what); };
+    launch.profile = &profiles[op.kernel->name];
+    return ptx::run(launch);
+}
+
 CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
     Recorder &r = recorder;
     if (!r.stack_end) {
@@ -193,8 +225,12 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
     const unsigned mode = _mm_getcsr();
 #endif
     r.active = true;
+    std::string fault;
+    volatile ptx::End end = ptx::End::DONE;
     const bool failed = sigsetjmp(r.out, 1);
-    if (!failed)
+    if (!failed && op.program)
+        end = interpret(op, &fault);
+    else if (!failed)
         for (const Range &part : parts)
             ((Entry)op.kernel->function)((i64)part.start, (i64)part.end, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7],
                                          i[8], i[9], i[10], i[11], i[12], i[13], d[0], d[1], d[2], d[3]);
@@ -233,6 +269,13 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
         find(what);
         fail(*stream.device, CUDA_ERROR_ILLEGAL_ADDRESS, what);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+    if (end != ptx::End::DONE) {
+        const CUresult code = end == ptx::End::ILLEGAL_ADDRESS ? CUDA_ERROR_ILLEGAL_ADDRESS
+                              : end == ptx::End::MISALIGNED    ? CUDA_ERROR_MISALIGNED_ADDRESS
+                                                               : CUDA_ERROR_LAUNCH_FAILED;
+        fail(*stream.device, code, fault);
+        return code;
     }
     const Epoch epoch{stream.agent, op.clock[stream.agent], op.number};
     const std::string by = describe_op(op.number);

@@ -1,0 +1,214 @@
+"""The interpreter of PTX: mistakes in kernels are found, and all kernels of the library give the bytes of the host.
+
+The kernels are compiled by NVRTC, which needs no GPU. The seed of lanes and warps differs from run to run and is
+printed, as in test_conformance.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpi_gpucomp.device.build import kernels_directory
+from mpi_gpucomp.device.library import OPTIONS
+from simulated_cuda import SETTINGS, CudaError, machine
+from simulated_cuda.mutant import VARIABLE
+from simulated_cuda.program import Program
+
+pytestmark = pytest.mark.skipif(SETTINGS in os.environ, reason="these tests start the machine again: others use it")
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = [75, 80, 90, 100, 120]
+SEEDS = range(4)
+TILES = 12
+KERNELS = ["tests/kernels", "tests/golden"]
+
+
+@pytest.fixture(params=SEEDS)
+def program(request: pytest.FixtureRequest) -> Iterator[Program]:
+    """Return a program on a machine that interprets kernels."""
+    made = machine()
+    made.configure(f"seed={request.param},ptx=64,background=0")
+    yield Program(made)
+    made.configure("")
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Any:
+    return pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC comes with CuPy", exc_type=ImportError)
+
+
+def compiled(nvrtc: Any, source: str, kernels: Path | None = None) -> bytes:
+    """Return the PTX of a kernel that is written with the constructs of simt.h."""
+    made = nvrtc.createProgram('#include "simt.h"\n' + source, "test.cu", (), ())
+    nvrtc.compileProgram(made, (*OPTIONS, "-arch=compute_80", f"-I{kernels or kernels_directory()}"))
+    return bytes(nvrtc.getPTX(made))
+
+
+WORDS = np.arange(32 * TILES, dtype=np.uint32)
+MIRRORED = """
+KERNEL(mirror, const u32 *from, u32 *to) {
+    WARP_SHARED(u32, words, 32);
+    FOR_TILES(t) {
+        FOR_LANES(l) words[l] = from[32 * t + l];
+        warp_sync();
+        FOR_LANES(l) to[32 * t + l] = words[31 - l];
+        warp_sync();
+    }
+}
+"""
+SUM = """
+KERNEL(last_sum, const u32 *from, u64 *sums, u64 *done, u64 tiles, u64 *to) {
+    u64 mine = 0;
+    FOR_TILES(t) {
+        Lane<u32> x;
+        FOR_LANES(l) x[l] = from[32 * t + l];
+        const u32 sum = reduce_sum(x);
+        ONE_LANE sums[t] = sum;
+        ++mine;
+    }
+    if (!last_warp(done, mine, tiles)) return;
+    ONE_LANE {
+        u64 all = 0;
+        for (u64 t = 0; t < tiles; ++t) all += sums[t];
+        *to = all;
+    }
+}
+"""
+
+
+def run_mirror(program: Program, image: bytes, count: int = 32 * TILES) -> np.ndarray:
+    source, to = program.put(WORDS[:count].tobytes()), program.alloc(WORDS.nbytes)
+    program.launch("mirror", None, TILES, source, to, module=program.module(image))
+    return np.frombuffer(program.bytes_at(to, WORDS.nbytes), np.uint32)
+
+
+def run_sum(program: Program, image: bytes) -> int:
+    source, zeros = program.put(WORDS.tobytes()), program.put(bytes(8 * TILES + 16))
+    at = (source, zeros + 16, zeros, TILES, zeros + 8)
+    program.launch("last_sum", None, TILES, *at, module=program.module(image))
+    return int.from_bytes(program.bytes_at(zeros + 8, 8), "little")
+
+
+def test_right_kernels_give_what_they_should(program: Program, nvrtc: Any) -> None:
+    expected = WORDS.reshape(TILES, 32)[:, ::-1].ravel()
+    assert (run_mirror(program, compiled(nvrtc, MIRRORED)) == expected).all()
+    assert run_sum(program, compiled(nvrtc, SUM)) == WORDS.sum()
+    assert program.machine.findings == []
+    profile = program.machine.profiles["mirror"]
+    assert (profile["launches"], profile["load_bytes"], profile["store_bytes"]) == (1, WORDS.nbytes, WORDS.nbytes)
+    # Each warp reads 128 bytes: four sectors.
+    assert (profile["loads"], profile["load_sectors"]) == (TILES, 4 * TILES)
+
+
+MISTAKES = {
+    "nothing orders the lanes": ("warp_sync();", "", "race in shared memory: lane .* what another thread"),
+    "an index behind the end": ("from[32 * t + l]", "from[32 * t + l + 1]", "lane 31 reads 4 bytes"),
+    "a misaligned address": ("from[32 * t + l]", "(u32)(*(const u64 *)(from + 1) % 7)", "not aligned"),
+    "shared memory that nobody wrote": ("words[l] =", "if (l) words[l] =", "lane 31 writes an undefined value"),
+    "shared memory behind its end": ("words[31 - l]", "words[160 - l]", "of shared memory"),
+    "a branch on what nobody wrote": ("words[l] =", "if (words[l] & 1) words[l] =", "undefined value decides"),
+    "two warps write one word": ("to[32 * t + l]", "to[l]", "race in global memory: lane .* writes"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(program: Program, nvrtc: Any, mistake: str) -> None:
+    old, new, pattern = MISTAKES[mistake]
+    assert old in MIRRORED
+    with suppress(CudaError):
+        run_mirror(program, compiled(nvrtc, MIRRORED.replace(old, new, 1)))
+    assert re.search(pattern, "\n".join(program.machine.findings)), program.machine.findings
+
+
+def test_lanes_that_are_elsewhere_are_found(program: Program, nvrtc: Any) -> None:
+    half = "u32 sum = 0; FOR_LANES(l) if (l < 16) sum = reduce_sum(x);"
+    with pytest.raises(CudaError) as caught:
+        run_sum(program, compiled(nvrtc, SUM.replace("const u32 sum = reduce_sum(x);", half)))
+    assert caught.value.code == 719
+    assert re.search("the instruction names|wait for ever", program.machine.findings[0])
+
+
+def test_a_warp_that_reads_without_a_fence_is_found(program: Program, nvrtc: Any, tmp_path: Path) -> None:
+    shutil.copytree(kernels_directory(), tmp_path / "kernels")
+    header = tmp_path / "kernels" / "simt_cuda.h"
+    header.write_text(header.read_text().replace("__threadfence();", ""))
+    run_sum(program, compiled(nvrtc, SUM, tmp_path / "kernels"))
+    assert re.search("race in global memory: lane 0 reads", "\n".join(program.machine.findings))
+
+
+def test_what_the_interpreter_does_not_know_is_an_error(program: Program) -> None:
+    text = ".version 9.4\n.target sm_80\n.address_size 64\n.visible .entry odd(\n)\n{\n\tfma.approx.f32 \t%f1;\n}\n"
+    with pytest.raises(CudaError) as caught:
+        program.module(text.encode())
+    assert caught.value.code == 218
+    assert "expected PTX as NVRTC writes it for these kernels, got" in program.machine.findings[0]
+
+
+# The kernels of the library.
+
+
+def suite(settings: str, paths: list[str], *, mutant: Path | None = None) -> str:
+    """Run tests of a GPU with interpreted kernels; return what pytest printed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-k", "cuda or gpu"]
+    environment = os.environ | {SETTINGS: settings, "PYTEST_ADDOPTS": ""}
+    if mutant is not None:
+        command += ["-x", "-p", "simulated_cuda.mutant"]
+        environment |= {VARIABLE: str(mutant), "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}"}
+    done = subprocess.run([*command, *paths], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def conform(architecture: int, seed: int, paths: list[str], least: int) -> None:
+    """Check that the tests in these files and folders pass, at least a number of them."""
+    settings = f"seed={seed},ptx=64,capability={architecture}"
+    printed = suite(settings, paths)
+    passed = re.search(r"^(\d+) passed(?!.*(failed|error))", printed, re.MULTILINE)
+    assert passed, f"{SETTINGS}={settings}\n{printed[-6000:]}"
+    assert int(passed[1]) >= least
+
+
+def test_kernels_give_the_bytes_of_the_host(nvrtc: Any) -> None:
+    seed = int.from_bytes(os.urandom(3), "little")
+    conform(ARCHITECTURES[seed % len(ARCHITECTURES)], seed, KERNELS, 700)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_codecs_give_the_bytes_of_the_host(nvrtc: Any, architecture: int) -> None:
+    seed = int.from_bytes(os.urandom(3), "little")
+    codecs = ["bound", "broken", "cast", "contract", "delta", "frame", "mpc", "none", "packing", "split", "zfp"]
+    conform(architecture, seed, [*KERNELS, *(f"tests/unit/test_{name}.py" for name in codecs)], 1500)
+
+
+SIMT = "simt_cuda.h"
+MUTANTS = {
+    "warp_sync": (SIMT, "void warp_sync() { __syncwarp(); }", "void warp_sync() {}", "a race in"),
+    "mask": (SIMT, "all += __shfl_xor_sync(ALL_LANES,", "all += __shfl_xor_sync(0x7fffffffu,", "names 7fffffff"),
+    "fence": (SIMT, "__threadfence();", "", "a race in global memory"),
+    "lanes": (SIMT, "? below : first", "? below : below", "^FAILED|^ERROR"),
+    "stride": (SIMT, "gridDim.x * WARPS_PER_BLOCK)", "gridDim.x * WARPS_PER_BLOCK - 1)", "^FAILED|^ERROR"),
+    "index": ("zfp.cu", "words[(at >> 5) + 1]", "words[(at >> 5) + 2]", "^FAILED|^ERROR"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutation_of_the_kernels_is_found(nvrtc: Any, tmp_path: Path, name: str) -> None:
+    file, old, new, pattern = MUTANTS[name]
+    shutil.copytree(kernels_directory(), tmp_path / "kernels")
+    path = tmp_path / "kernels" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    printed = suite("seed=1,ptx=64", KERNELS, mutant=tmp_path / "kernels")
+    assert re.search(pattern, printed, re.MULTILINE), printed[-4000:]
+    assert re.search(r"\d+ (failed|error)", printed), printed[-2000:]
