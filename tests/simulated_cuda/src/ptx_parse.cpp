@@ -392,7 +392,9 @@ private:
             made->compare = Compare::NE;  // of two operations, see `run`
         } else {
             const bool plain = (word == "rn" && (made->code != Code::MAD)) || (word == "uni" && code == Code::BRA) ||
-                               (word == "add" && code == Code::ATOM) || (word == "nc" && code == Code::LD) ||
+                               // An atomic that says nothing is relaxed, and of the whole GPU.
+                               ((word == "add" || word == "relaxed" || word == "gpu") && code == Code::ATOM) ||
+                               (word == "nc" && code == Code::LD) ||
                                ((word == "v2" || word == "v4") && (code == Code::LD || code == Code::ST)) ||
                                (word == "warp" && code == Code::BAR) || (word == "ballot" && code == Code::VOTE) ||
                                (word == "gl" && code == Code::MEMBAR);
