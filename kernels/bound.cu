@@ -58,6 +58,9 @@ DEVICE constexpr i64 slot_bytes() {
 DEVICE float magnitude(float x) { return float_of_bits(bits_of_float(x) & 0x7fffffffu); }
 DEVICE double magnitude(double x) { return float_of_bits(bits_of_float(x) & ~(u64)0 >> 1); }
 
+// A step is `steps` times the bound, minus a margin for rounding.
+DEVICE Header header_of(double bound, double steps) { return {steps * bound * (1 - 1.0 / 512), bound}; }
+
 // The largest F below x (x positive): an error that rounds to it is an error of at most x.
 DEVICE float next_below(float x) { return x > 0 ? float_of_bits(bits_of_float(x) - 1) : x; }
 DEVICE double next_below(double x) { return x > 0 ? float_of_bits(bits_of_float(x) - 1) : x; }
@@ -205,10 +208,13 @@ DEVICE u32 encode_tile(const T *from, i64 start, i64 count, const Quantiser<type
 }
 
 template <class T>
-DEVICE void encode(i64 first, i64 last, const T *from, i64 count, const Header *header, u8 *slots, u32 *sizes, u64 *starts) {
+DEVICE void encode(i64 first, i64 last, const T *from, i64 count, double bound, double steps, Header *header, u8 *slots, u32 *sizes,
+                   u64 *starts) {
     TileWriter writer(slots, slot_bytes<T>(), first, sizes, starts);
     FOR_TILES(t) {
-        const Quantiser<typename Wide<T>::type> by(*header);
+        const Header of_all = bound > 0 ? header_of(bound, steps) : *header;
+        if (bound > 0 && t == 0) ONE_LANE *header = of_all;
+        const Quantiser<typename Wide<T>::type> by(of_all);
         u8 *out = writer.begin(t);
         writer.end(t, encode_tile(from, t * TILE, count, by, out));
     }
@@ -260,12 +266,13 @@ DEVICE bool decode_tile(const u8 *in, u64 size, const Quantiser<typename Wide<T>
 }
 
 template <class T>
-DEVICE void decode(i64 first, i64 last, const Header *header, const u8 *tiles, const u64 *offsets, i64 count, T *to, i64 op,
-                   u64 *status) {
-    if (failed(status)) return;
+DEVICE void decode(i64 first, i64 last, const Header *header, const u32 *sizes, const u8 *tiles, i64 available, i64 count, T *to,
+                   i64 op, u64 *status) {
+    TileReader reader(sizes, (count + TILE - 1) / TILE, available, slot_bytes<T>());
     FOR_TILES(t) {
         const Quantiser<typename Wide<T>::type> by(*header);
-        if (!decode_tile(tiles + offsets[t], offsets[t + 1] - offsets[t], by, to, t * TILE, count, op))
+        u64 at, size;
+        if (!reader.find(t, at, size) || !decode_tile(tiles + at, size, by, to, t * TILE, count, op))
             report(status, STATUS_BAD_STREAM);
     }
 }
@@ -294,45 +301,50 @@ DEVICE void tile_range(const T *from, i64 start, i64 count, double *range) {
     }
 }
 
-// Writes the stream's header. The bound is `share` of the range of all tiles, or `share` itself if there are
-// none. A step is `steps` times the bound, minus a margin for rounding.
+// Writes the stream's header, with `share` of the range of all tiles as the bound.
 DEVICE void make_header(const double *ranges, i64 tiles, double share, double steps, Header *header) {
-    double low = 0, high = 1;
-    if (tiles) {
-        Lane<double> greatest, turned;
-        FOR_LANES(l) greatest[l] = turned[l] = -1.0 / 0.0;
-        for (i64 t = 0; t < tiles; t += LANES) {
-            FOR_LANES(l) {
-                if (t + l < tiles) {
-                    turned[l] = -ranges[2 * (t + l)] > turned[l] ? -ranges[2 * (t + l)] : turned[l];
-                    greatest[l] = ranges[2 * (t + l) + 1] > greatest[l] ? ranges[2 * (t + l) + 1] : greatest[l];
-                }
+    Lane<double> greatest, turned;
+    FOR_LANES(l) greatest[l] = turned[l] = -1.0 / 0.0;
+    for (i64 t = 0; t < tiles; t += LANES) {
+        FOR_LANES(l) {
+            if (t + l < tiles) {
+                turned[l] = -ranges[2 * (t + l)] > turned[l] ? -ranges[2 * (t + l)] : turned[l];
+                greatest[l] = ranges[2 * (t + l) + 1] > greatest[l] ? ranges[2 * (t + l) + 1] : greatest[l];
             }
         }
-        high = reduce_max(greatest);
-        low = -reduce_max(turned);
     }
-    const double bound = high > low ? share * (high - low) : 0;
-    ONE_LANE {
-        header->bound = bound;
-        header->step = steps * bound * (1 - 1.0 / 512);
-    }
+    const double high = reduce_max(greatest), low = -reduce_max(turned);
+    const Header made = header_of(high > low ? share * (high - low) : 0, steps);
+    ONE_LANE *header = made;
 }
 
-KERNEL(bound_header, const double *ranges, i64 tiles, double share, double steps, Header *header) {
-    FOR_TILES(t) make_header(ranges, tiles, share, steps, header);
+// The last warp makes the header from the ranges of all tiles. *done is zero at launch.
+template <class T>
+DEVICE void find_range(i64 first, i64 last, const T *from, i64 count, double share, double steps, double *ranges, u64 *done,
+                       Header *header) {
+    const i64 tiles = (count + TILE - 1) / TILE;
+    u64 mine = 0;
+    FOR_TILES(t) {
+        tile_range(from, t * TILE, count, ranges + 2 * t);
+        ++mine;
+    }
+    if (!last_warp(done, mine, (u64)tiles)) return;
+    const FloatMode mode;
+    make_header(ranges, tiles, share, steps, header);
 }
 
 #define BOUND_KERNELS(T)                                                                                                  \
-    KERNEL(bound_range_##T, const T *from, i64 count, double *ranges) {                                                    \
-        FOR_TILES(t) tile_range(from, t * TILE, count, ranges + 2 * t);                                                   \
+    KERNEL(bound_range_##T, const T *from, i64 count, double share, double steps, double *ranges, u64 *done,               \
+           Header *header) {                                                                                              \
+        find_range(first, last, from, count, share, steps, ranges, done, header);                                         \
     }                                                                                                                     \
-    KERNEL(bound_encode_##T, const T *from, i64 count, const Header *header, u8 *slots, u32 *sizes, u64 *starts) {         \
-        encode(first, last, from, count, header, slots, sizes, starts);                                                   \
+    KERNEL(bound_encode_##T, const T *from, i64 count, double bound, double steps, Header *header, u8 *slots, u32 *sizes,  \
+           u64 *starts) {                                                                                                 \
+        encode(first, last, from, count, bound, steps, header, slots, sizes, starts);                                     \
     }                                                                                                                     \
-    KERNEL(bound_decode_##T, const Header *header, const u8 *tiles, const u64 *offsets, i64 count, T *to, i64 op,          \
-           u64 *status) {                                                                                                 \
-        decode(first, last, header, tiles, offsets, count, to, op, status);                                               \
+    KERNEL(bound_decode_##T, const Header *header, const u32 *sizes, const u8 *tiles, i64 available, i64 count, T *to,     \
+           i64 op, u64 *status) {                                                                                         \
+        decode(first, last, header, sizes, tiles, available, count, to, op, status);                                      \
     }
 
 BOUND_KERNELS(f16)

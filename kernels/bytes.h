@@ -1,10 +1,8 @@
-// Unaligned access: words read from any address, and a warp's copy of a range of bytes.
+// A warp's copy of a range of bytes, and elements at any address.
 //
 //   ROLLED for (...)        a short loop that is not unrolled
 #pragma once
 #include "simt.h"
-
-DEVICE u32 load_u32(const u8 *at) { return (u32)at[0] | (u32)at[1] << 8 | (u32)at[2] << 16 | (u32)at[3] << 24; }
 
 #ifdef __CUDACC__
 
@@ -12,9 +10,16 @@ DEVICE u32 load_u32(const u8 *at) { return (u32)at[0] | (u32)at[1] << 8 | (u32)a
 
 template <class Word>
 DEVICE i64 copy_words(u8 *to, const u8 *from, i64 nbytes) {
+    constexpr int AHEAD = 4;  // loads that do not wait for a store, which might change what they read
     const i64 words = nbytes / (i64)sizeof(Word);
     FOR_LANES(l) {
-        for (i64 i = l; i < words; i += LANES) ((Word *)to)[i] = ((const Word *)from)[i];
+        i64 i = l;
+        for (; i + (AHEAD - 1) * LANES < words; i += AHEAD * LANES) {
+            Word x[AHEAD];
+            UNROLL for (int k = 0; k < AHEAD; ++k) x[k] = ((const Word *)from)[i + k * LANES];
+            UNROLL for (int k = 0; k < AHEAD; ++k) ((Word *)to)[i + k * LANES] = x[k];
+        }
+        for (; i < words; i += LANES) ((Word *)to)[i] = ((const Word *)from)[i];
     }
     return words * (i64)sizeof(Word);
 }

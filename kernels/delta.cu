@@ -128,10 +128,12 @@ DEVICE bool decode_tile(const u8 *in, u64 size, const U *base, U *to, i64 start,
 }
 
 template <class U>
-DEVICE void decode(i64 first, i64 last, const u8 *tiles, const u64 *offsets, const U *base, i64 count, U *to, u64 *status) {
-    if (failed(status)) return;
+DEVICE void decode(i64 first, i64 last, const u32 *sizes, const u8 *tiles, i64 available, const U *base, i64 count, U *to,
+                   u64 *status) {
+    TileReader reader(sizes, (count + TILE - 1) / TILE, available, slot_bytes<U>());
     FOR_TILES(t) {
-        if (!decode_tile(tiles + offsets[t], offsets[t + 1] - offsets[t], base, to, t * TILE, count))
+        u64 at, size;
+        if (!reader.find(t, at, size) || !decode_tile(tiles + at, size, base, to, t * TILE, count))
             report(status, STATUS_BAD_STREAM);
     }
 }
@@ -140,8 +142,9 @@ DEVICE void decode(i64 first, i64 last, const u8 *tiles, const u64 *offsets, con
     KERNEL(delta_encode_##U, const U *from, const U *base, i64 count, u8 *slots, u32 *sizes, u64 *starts) {            \
         encode(first, last, from, base, count, slots, sizes, starts);                                                 \
     }                                                                                                                 \
-    KERNEL(delta_decode_##U, const u8 *tiles, const u64 *offsets, const U *base, i64 count, U *to, u64 *status) {      \
-        decode(first, last, tiles, offsets, base, count, to, status);                                                 \
+    KERNEL(delta_decode_##U, const u32 *sizes, const u8 *tiles, i64 available, const U *base, i64 count, U *to,        \
+           u64 *status) {                                                                                             \
+        decode(first, last, sizes, tiles, available, base, count, to, status);                                        \
     }
 
 DELTA_KERNELS(u16)

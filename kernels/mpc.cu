@@ -116,10 +116,12 @@ DEVICE bool decode_tile(const u8 *in, u64 size, int stride, T *to, i64 start, i6
 }
 
 template <class U, class T>
-DEVICE void decode(i64 first, i64 last, const u8 *tiles, const u64 *offsets, i64 stride, i64 count, T *to, i64 op, u64 *status) {
-    if (failed(status)) return;
+DEVICE void decode(i64 first, i64 last, const u32 *sizes, const u8 *tiles, i64 available, i64 stride, i64 count, T *to, i64 op,
+                   u64 *status) {
+    TileReader reader(sizes, (count + TILE - 1) / TILE, available, slot_bytes<U>());
     FOR_TILES(t) {
-        if (!decode_tile<T, U>(tiles + offsets[t], offsets[t + 1] - offsets[t], (int)stride, to, t * TILE, count, op))
+        u64 at, size;
+        if (!reader.find(t, at, size) || !decode_tile<T, U>(tiles + at, size, (int)stride, to, t * TILE, count, op))
             report(status, STATUS_BAD_STREAM);
     }
 }
@@ -128,8 +130,9 @@ DEVICE void decode(i64 first, i64 last, const u8 *tiles, const u64 *offsets, i64
     KERNEL(mpc_encode_##T, const U *from, i64 count, i64 stride, u8 *slots, u32 *sizes, u64 *starts) {                \
         encode(first, last, from, count, stride, slots, sizes, starts);                                              \
     }                                                                                                                \
-    KERNEL(mpc_decode_##T, const u8 *tiles, const u64 *offsets, i64 stride, i64 count, T *to, i64 op, u64 *status) {  \
-        decode<U>(first, last, tiles, offsets, stride, count, to, op, status);                                       \
+    KERNEL(mpc_decode_##T, const u32 *sizes, const u8 *tiles, i64 available, i64 stride, i64 count, T *to, i64 op,    \
+           u64 *status) {                                                                                            \
+        decode<U>(first, last, sizes, tiles, available, stride, count, to, op, status);                              \
     }
 
 MPC_KERNELS(f32, u32)

@@ -7,6 +7,8 @@
 //   ballot, reduce_*, scan_*, shuffle_*, transpose_bits
 //                           communication between lanes; only between FOR_LANES blocks
 //   WARP_SHARED(T, x, n);   an array shared by the warp; warp_sync() orders accesses
+//   BLOCK_SHARED(T, x, n);  an array shared by the warps of a block, WARPS_PER_BLOCK with the numbers warp_of_block();
+//                           block_sync() orders accesses, and is called by all of them
 //   KERNEL(name, args...)   an entry point; FOR_TILES(t) iterates over the tiles of this warp
 //
 // On a GPU a warp is 32 threads. On the host Lane<T> is an array of 32 and FOR_LANES a loop, which the compiler

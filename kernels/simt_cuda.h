@@ -18,6 +18,7 @@ constexpr int BLOCKS_PER_SM = 6;  // 80 registers per lane; without this limit p
 #define WARP_SHARED(T, name, n) \
     __shared__ T name##_of_block[WARPS_PER_BLOCK][n]; \
     T *name = name##_of_block[threadIdx.x / LANES]
+#define BLOCK_SHARED(T, name, n) __shared__ T name[n]
 #define UNROLL _Pragma("unroll")
 
 constexpr int COUNTER_COPIES = 4;
@@ -32,10 +33,14 @@ struct Lane {
 };
 
 DEVICE void warp_sync() { __syncwarp(); }
+DEVICE void block_sync() { __syncthreads(); }
+DEVICE int warp_of_block() { return threadIdx.x / LANES; }
+
+struct FloatMode {  // a GPU's is IEEE at all times
+    MEMBER FloatMode() {}
+};
 
 DEVICE void atomic_or(u64 *where, u64 bits) { atomicOr(where, bits); }
-// Of a word that other warps change by atomics meanwhile.
-DEVICE u64 atomic_load(const u64 *where) { return *(const volatile u64 *)where; }
 DEVICE void atomic_add(u32 *where, u32 amount) { atomicAdd(where, amount); }
 DEVICE void atomic_add(u64 *where, u64 amount) { atomicAdd(where, amount); }
 

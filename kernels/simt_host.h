@@ -23,6 +23,8 @@
 #define ONE_LANE
 constexpr int COUNTER_COPIES = 8;  // of a counter that many lanes increment, to reduce dependencies between them
 #define WARP_SHARED(T, name, n) alignas(64) T name[n]
+#define BLOCK_SHARED(T, name, n) WARP_SHARED(T, name, n)
+constexpr int WARPS_PER_BLOCK = 1;
 
 template <class T>
 struct alignas(64) Lane {
@@ -56,8 +58,9 @@ struct FloatMode {
 };
 
 DEVICE void warp_sync() {}
+DEVICE void block_sync() {}
+DEVICE int warp_of_block() { return 0; }
 
-DEVICE u64 atomic_load(const u64 *where) { return __atomic_load_n(where, __ATOMIC_RELAXED); }
 DEVICE void atomic_or(u64 *where, u64 bits) { __atomic_fetch_or(where, bits, __ATOMIC_RELAXED); }
 DEVICE void atomic_add(u32 *where, u32 amount) { __atomic_fetch_add(where, amount, __ATOMIC_RELAXED); }
 DEVICE void atomic_add(u64 *where, u64 amount) { __atomic_fetch_add(where, amount, __ATOMIC_RELAXED); }

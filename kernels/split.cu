@@ -52,14 +52,20 @@ struct DecodeSlot {
     static MEMBER u32 place(Entry e) { return (u32)(e >> (SYMBOL_BITS + SCALE_BITS)); }
 };
 
-// Counts the exponents of this warp's tiles, then adds them to the shared counts.
 template <class T>
-DEVICE void count_exponents(i64 first, i64 last, const typename Layout<T>::U *from, i64 count, u32 *counts) {
-    constexpr int N = Parts<T>::SYMBOLS, COPIES = N > 256 ? 1 : COUNTER_COPIES;  // equal neighbours go to different copies
-    WARP_SHARED(u32, local, N * COPIES);
+DEVICE constexpr int counter_copies() {  // equal neighbours are counted in different copies
+    return Parts<T>::SYMBOLS > 256 ? 1 : COUNTER_COPIES;
+}
+
+// Counts the exponents of this warp's tiles, then adds them to the counts of all; returns the number of its tiles.
+template <class T>
+DEVICE u64 count_exponents(i64 first, i64 last, const typename Layout<T>::U *from, i64 count, u32 *local, u32 *counts) {
+    constexpr int N = Parts<T>::SYMBOLS, COPIES = counter_copies<T>();
+    u64 tiles = 0;
     for (int i = 0; i < N * COPIES; i += LANES) FOR_LANES(l) local[i + l] = 0;
     warp_sync();
     FOR_TILES(t) {
+        ++tiles;
         const i64 end = (t + 1) * Parts<T>::TILE < count ? (t + 1) * Parts<T>::TILE : count;
         for (i64 at = t * Parts<T>::TILE; at < end; at += LANES) {
             if (at + LANES <= end) {
@@ -77,25 +83,33 @@ DEVICE void count_exponents(i64 first, i64 last, const typename Layout<T>::U *fr
             if (sum) atomic_add(counts + i + l, sum);
         }
     }
+    return tiles;
 }
 
 // Makes the frequencies add up to SCALE by changing the largest; none that is not zero becomes zero.
 DEVICE void balance(u32 *frequency, int symbols, u32 sum) {
     while (sum != SCALE) {
-        int largest = 0;
-        for (int s = 1; s < symbols; ++s) largest = frequency[s] > frequency[largest] ? s : largest;
-        const u32 half = frequency[largest] / 2;
+        Lane<u32> key;  // the first of the largest has the largest key
+        FOR_LANES(l) key[l] = 0;
+        for (int i = 0; i < symbols; i += LANES) {
+            FOR_LANES(l) {
+                const u32 one = frequency[i + l] << 12 | (u32)(symbols - 1 - i - l);
+                key[l] = one > key[l] ? one : key[l];
+            }
+        }
+        const u32 found = reduce_max(key), largest = (u32)symbols - 1 - (found & (SCALE - 1)), half = found >> 13;
         const u32 change = sum < SCALE ? SCALE - sum : sum - SCALE < half ? SCALE - sum : 0 - half;
-        frequency[largest] += change;
+        warp_sync();
+        ONE_LANE frequency[largest] += change;
+        warp_sync();
         sum += change;
     }
 }
 
 // Converts counts to frequencies, writes them as tile 0 and builds the encoder's table.
 template <class T>
-DEVICE void make_tables(const u32 *counts, i64 count, u8 *slots, u32 *sizes, u64 *starts, EncodeTable table) {
+DEVICE void make_tables(const u32 *counts, i64 count, u32 *frequency, u8 *slots, u32 *sizes, u64 *starts, EncodeTable table) {
     constexpr int N = Parts<T>::SYMBOLS;
-    WARP_SHARED(u32, frequency, N);
     Lane<u32> sum;
     FOR_LANES(l) sum[l] = 0;
     for (int i = 0; i < N; i += LANES) {
@@ -107,24 +121,47 @@ DEVICE void make_tables(const u32 *counts, i64 count, u8 *slots, u32 *sizes, u64
         }
     }
     warp_sync();
-    const u32 total = reduce_sum(sum);
-    ONE_LANE {
-        balance(frequency, N, total);
-        int low = 0, high = N;
-        while (!frequency[low]) ++low;
-        while (!frequency[high - 1]) --high;
-        u16 *out = (u16 *)slots;
-        *out++ = (u16)low, *out++ = (u16)(high - low);
-        u32 start = 0;
-        for (int s = low; s < high; ++s) {
-            table.set((u32)s, frequency[s], start);
-            start += frequency[s];
-            *out++ = (u16)frequency[s];
+    balance(frequency, N, reduce_sum(sum));
+    Lane<u32> above, from_top;  // the largest symbol plus 1, and N minus the smallest
+    FOR_LANES(l) above[l] = from_top[l] = 0;
+    for (int i = 0; i < N; i += LANES) {
+        FOR_LANES(l) {
+            const u32 symbol = (u32)(i + l);
+            above[l] = frequency[symbol] ? symbol + 1 : above[l];
+            from_top[l] = frequency[symbol] && !from_top[l] ? N - symbol : from_top[l];
         }
-        if ((high - low) % 2) *out++ = 0;
-        sizes[0] = (u32)((u8 *)out - slots);
+    }
+    const u32 low = N - reduce_max(from_top), high = reduce_max(above), symbols = high - low;
+    u16 *const out = (u16 *)slots;
+    u32 start = 0;
+    for (u32 i = low; i < high; i += LANES) {
+        Lane<u32> own;
+        FOR_LANES(l) own[l] = i + l < high ? frequency[i + l] : 0;
+        const Lane<u32> ends = scan_inclusive(own);
+        FOR_LANES(l) {
+            if (i + l < high) {
+                table.set(i + l, own[l], start + ends[l] - own[l]);
+                out[2 + i - low + l] = (u16)own[l];
+            }
+        }
+        start += broadcast(ends, LANES - 1);
+    }
+    ONE_LANE {
+        out[0] = (u16)low, out[1] = (u16)symbols;
+        if (symbols % 2) out[2 + symbols] = 0;
+        sizes[0] = 4 + (symbols + 1) / 2 * 4;
         starts[0] = 0;
     }
+}
+
+// The last warp makes the tables from the counts of all. `counts` and *done are zero at launch.
+template <class T>
+DEVICE void make_table_of(i64 first, i64 last, const typename Layout<T>::U *from, i64 count, u32 *counts, u64 *done, u8 *slots, u32 *sizes,
+                  u64 *starts, EncodeTable table) {
+    WARP_SHARED(u32, local, Parts<T>::SYMBOLS * counter_copies<T>());
+    const u64 tiles = count_exponents<T>(first, last, from, count, local, counts);
+    if (!last_warp(done, tiles, (u64)((count + Parts<T>::TILE - 1) / Parts<T>::TILE))) return;
+    make_tables<T>(counts, count, local, slots, sizes, starts, table);
 }
 
 // Reads the exponents and raw bits of a group; the last group is padded with its first value.
@@ -301,50 +338,56 @@ DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::En
     return left == 0 && reduce_or(wrong) == 0;
 }
 
-// Reads tile 0, validates it and fills the decoder's slots.
+// Reads tile 0, validates it and fills the decoder's slots: each warp of a block those of its share of the exponents.
 template <class T>
-DEVICE bool open_table(const u8 *in, i64 size, typename DecodeSlot<T>::Entry *slots) {
+DEVICE bool open_table(const u8 *in, u64 size, typename DecodeSlot<T>::Entry *slots) {
     const u16 *table = (const u16 *)in;
-    if (size < 4) return false;
     const u32 low = table[0], symbols = table[1];
-    if (low + symbols > (u32)Parts<T>::SYMBOLS || size != 4 + (i64)(symbols + 1) / 2 * 4) return false;
+    if (low + symbols > (u32)Parts<T>::SYMBOLS || size != 4 + (u64)(symbols + 1) / 2 * 4) return false;
     u32 start = 0;
     for (u32 s = 0; s < symbols; ++s) {
         const u32 frequency = table[2 + s];
         if (frequency > SCALE - start) return false;
-        for (u32 i = 0; i < frequency; i += LANES)
-            FOR_LANES(l) if (i + l < frequency) slots[start + i + l] = DecodeSlot<T>::make(low + s, frequency, i + l);
+        if (s % WARPS_PER_BLOCK == (u32)warp_of_block()) {
+            for (u32 i = 0; i < frequency; i += LANES)
+                FOR_LANES(l) if (i + l < frequency) slots[start + i + l] = DecodeSlot<T>::make(low + s, frequency, i + l);
+        }
         start += frequency;
     }
     return start == SCALE;
 }
 
+template <class T>
+DEVICE void decode(i64 first, i64 last, const u32 *sizes, const u8 *tiles, i64 available, i64 count, T *to, i64 op, u64 *status) {
+    constexpr i64 TILE = Parts<T>::TILE, TABLE = 4 + 2 * Parts<T>::SYMBOLS;
+    BLOCK_SHARED(typename DecodeSlot<T>::Entry, slots, SCALE);
+    TileReader reader(sizes, (count + TILE - 1) / TILE + 1, available, Parts<T>::SLOT > TABLE ? Parts<T>::SLOT : TABLE);
+    u64 at, size;
+    const bool good = reader.find(0, at, size) && open_table<T>(tiles, size, slots);
+    block_sync();
+    if (!good) {
+        report(status, STATUS_BAD_STREAM);
+        return;
+    }
+    FOR_TILES(t) {
+        const bool found = reader.find(t + 1, at, size);
+        const i64 words_end = available - SLACK - (i64)at;
+        const i64 own = (i64)size < words_end ? (i64)size : words_end;
+        if (!found || !decode_tile<T>(tiles + at, own, slots, to, t * TILE, count, op)) report(status, STATUS_BAD_STREAM);
+    }
+}
+
 #define SPLIT_KERNELS(T)                                                                                              \
-    KERNEL(split_count_##T, const Layout<T>::U *from, i64 count, u32 *counts) {                                        \
-        count_exponents<T>(first, last, from, count, counts);                                                         \
-    }                                                                                                                 \
-    KERNEL(split_tables_##T, const u32 *counts, i64 count, u32 *table, u8 *slots, u32 *sizes, u64 *starts) {           \
-        FOR_TILES(t) make_tables<T>(counts, count, slots, sizes, starts, {table, table + Parts<T>::SYMBOLS});          \
+    KERNEL(split_count_##T, const Layout<T>::U *from, i64 count, u32 *counts, u64 *done, u32 *table, u8 *slots, u32 *sizes, \
+           u64 *starts) {                                                                                             \
+        make_table_of<T>(first, last, from, count, counts, done, slots, sizes, starts, {table, table + Parts<T>::SYMBOLS});     \
     }                                                                                                                 \
     KERNEL(split_encode_##T, const Layout<T>::U *from, i64 count, u32 *table, u8 *slots, u32 *sizes, u64 *starts) {    \
         encode<T>(first, last, from, count, {table, table + Parts<T>::SYMBOLS}, slots, sizes, starts);                 \
     }                                                                                                                 \
-    KERNEL(split_open_##T, const u8 *tiles, const u64 *offsets, DecodeSlot<T>::Entry *slots, u64 *status) {            \
-        FOR_TILES(t) {                                                                                                \
-            if (!failed(status) && !open_table<T>(tiles + offsets[0], (i64)(offsets[1] - offsets[0]), slots))          \
-                report(status, STATUS_BAD_STREAM);                                                                    \
-        }                                                                                                             \
-    }                                                                                                                 \
-    KERNEL(split_decode_##T, const u8 *tiles, const u64 *offsets, const DecodeSlot<T>::Entry *slots, i64 count, T *to, \
-           i64 op, u64 *status) {                                                                                     \
-        if (failed(status)) return;                                                                                   \
-        const i64 words_end = (i64)offsets[(count + Parts<T>::TILE - 1) / Parts<T>::TILE + 1] - SLACK;                 \
-        FOR_TILES(t) {                                                                                                \
-            const i64 start = (i64)offsets[t + 1], next = (i64)offsets[t + 2];                                        \
-            const i64 size = (next < words_end ? next : words_end) - start;                                           \
-            if (!decode_tile<T>(tiles + start, size, slots, to, t * Parts<T>::TILE, count, op))                       \
-                report(status, STATUS_BAD_STREAM);                                                                    \
-        }                                                                                                             \
+    KERNEL(split_decode_##T, const u32 *sizes, const u8 *tiles, i64 available, i64 count, T *to, i64 op,               \
+           u64 *status) {                                                                                             \
+        decode<T>(first, last, sizes, tiles, available, count, to, op, status);                                       \
     }
 
 SPLIT_KERNELS(f16)

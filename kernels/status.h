@@ -9,10 +9,3 @@ constexpr u64 STATUS_BAD_CHECKSUM = 4;  // a frame has other bytes than its send
 DEVICE void report(u64 *status, u64 what) {
     if (what) ONE_LANE atomic_or(status, what);
 }
-
-// Returns whether an error was reported before. Other warps may report concurrently: all lanes get the same result.
-DEVICE bool failed(const u64 *status) {
-    Lane<u32> seen;
-    FOR_LANES(l) seen[l] = atomic_load(status) != 0;
-    return ballot(seen) != 0;
-}

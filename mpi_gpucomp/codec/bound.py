@@ -8,7 +8,7 @@ from mpi_gpucomp.codec.kernel_codec import Parameters, TiledCodec, Tiling, float
 from mpi_gpucomp.errors import SpecError
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.codec.kernel_codec import EncodeJob
+    from mpi_gpucomp.codec.kernel_codec import DecodeJob, EncodeJob
     from mpi_gpucomp.device.base import DType, Stream
     from mpi_gpucomp.device.buffer import Buffer
 
@@ -60,8 +60,8 @@ class Bound(TiledCodec):
         return TILINGS[dtype.itemsize]
 
     def encode_scratch_bytes(self, count: int, dtype: DType) -> int:
-        """Return the bytes for the minimum and maximum of each tile."""
-        return 0 if self.rel is None else 16 * self.tiling(dtype).tiles(count)
+        """Return the bytes for the number of tiles whose range is known, and the minimum and maximum of each."""
+        return 0 if self.rel is None else 8 + 16 * self.tiling(dtype).tiles(count)
 
     def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
         """Queue the search for the range if the bound is relative, then the encoding kernel."""
@@ -69,16 +69,15 @@ class Bound(TiledCodec):
         # Decoded values of a 16-bit type are rounded to it: half of the bound is reserved for that.
         steps = 1.0 if source.dtype.itemsize == 2 else 2.0
         if self.rel is not None:
-            stream.launch(f"bound_range_{suffix}", job.tiles, source.address, source.count, job.scratch)
-            stream.launch("bound_header", 1, job.scratch, job.tiles, self.rel, steps, job.header)
-        else:
-            stream.launch("bound_header", 1, 0, 0, float(self.abs or 0), steps, job.header)
-        addresses = (job.header, job.slots, job.sizes, job.starts)
-        stream.launch(f"bound_encode_{suffix}", job.tiles, source.address, source.count, *addresses)
+            done, ranges = job.scratch, job.scratch + 8
+            stream.fill(done, 0, 8)
+            found = (self.rel, steps, ranges, done, job.header)
+            stream.launch(f"bound_range_{suffix}", job.tiles, source.address, source.count, *found)
+        bound = self.abs or 0.0  # 0: the header is there
+        args = (source.address, source.count, bound, steps, job.header, job.slots, job.sizes, job.starts)
+        stream.launch(f"bound_encode_{suffix}", job.tiles, *args)
 
-    def decode_tiles(
-        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
-    ) -> None:
+    def decode_tiles(self, job: DecodeJob, to: Buffer, op: int, stream: Stream) -> None:
         """Queue the decoding kernel."""
-        args = (header, tiles, offsets, to.count, to.address, op, status)
+        args = (job.header, job.sizes, job.tiles, job.available, to.count, to.address, op, job.status)
         stream.launch(f"bound_decode_{to.dtype.suffix}", self.tiling(to.dtype).tiles(to.count), *args)

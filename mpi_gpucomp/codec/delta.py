@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from mpi_gpucomp.codec.base import Codec, Pending
-    from mpi_gpucomp.codec.kernel_codec import EncodeJob
+    from mpi_gpucomp.codec.kernel_codec import DecodeJob, EncodeJob
     from mpi_gpucomp.device.base import DType, Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
 
@@ -94,12 +94,11 @@ class Delta(TiledCodec):
             )
         return super().decode_reduce(source, nbytes, to, op, stream)
 
-    def decode_tiles(
-        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
-    ) -> None:
+    def decode_tiles(self, job: DecodeJob, to: Buffer, op: int, stream: Stream) -> None:
         """Queue the decoding kernel, which adds the base."""
-        args = (tiles, offsets, self._base_address(to), to.count, to.address, status)
-        stream.launch(f"delta_decode_{_unsigned_suffix(to.dtype)}", self.tiling(to.dtype).tiles(to.count), *args)
+        base, tiles = self._base_address(to), self.tiling(to.dtype).tiles(to.count)
+        args = (job.sizes, job.tiles, job.available, base, to.count, to.address, job.status)
+        stream.launch(f"delta_decode_{_unsigned_suffix(to.dtype)}", tiles, *args)
 
     def _base_address(self, part: Buffer) -> int:
         """Return the address in the base that corresponds to a slice of the buffer."""

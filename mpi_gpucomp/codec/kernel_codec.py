@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mpi_gpucomp.codec.base import OPS, Codec, Pending
 from mpi_gpucomp.errors import BufferSpecError, DecodeError, SpecError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BAD_STREAM",
     "NOT_FINITE",
+    "DecodeJob",
     "EncodeJob",
     "FixedCodec",
     "KernelCodec",
@@ -349,6 +350,16 @@ class EncodeJob:
     scratch: int
 
 
+class DecodeJob(NamedTuple):
+    """The addresses of what the kernel of a decoder reads, the length of all tiles, and the status that it writes."""
+
+    header: int
+    sizes: int
+    tiles: int
+    available: int
+    status: int
+
+
 class TiledCodec(KernelCodec):
     """A codec whose encoding is a sequence of tiles of variable size."""
 
@@ -361,17 +372,11 @@ class TiledCodec(KernelCodec):
         """Queue the kernels that write the tiles (and the table) to their slots, with their sizes and starts."""
 
     @abstractmethod
-    def decode_tiles(
-        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
-    ) -> None:
-        """Queue the kernels that decode tiles, whose offsets have been checked, into `to`."""
+    def decode_tiles(self, job: DecodeJob, to: Buffer, op: int, stream: Stream) -> None:
+        """Queue the kernel that checks the sizes of the tiles, and decodes them into `to`."""
 
     def encode_scratch_bytes(self, count: int, dtype: DType) -> int:
         """Return the scratch memory that `encode_tiles` needs, in bytes."""
-        return 0
-
-    def decode_scratch_bytes(self, dtype: DType) -> int:
-        """Return the scratch memory that `decode_tiles` needs, in bytes."""
         return 0
 
     def max_encoded(self, count: int, dtype: DType) -> int:
@@ -386,9 +391,8 @@ class TiledCodec(KernelCodec):
             return self.empty()
         tiling, count, in_place = self.tiling(source.dtype), source.count, stream.device.appends_in_place
         entries, tiles_start, sizes_end = tiling.entries(count), tiling.tiles_start(count), tiling.sizes_end(count)
-        # The scratch memory: start and offset of each entry, the codec's part, slots unless the tiles are in place.
-        offsets = 8 * entries
-        codec_part = offsets + 8 * entries
+        # The scratch memory: the start of each entry, the codec's part, slots unless the tiles are in place.
+        codec_part = 8 * entries
         slots = codec_part + -(-self.encode_scratch_bytes(count, source.dtype) // 256) * 256
         scratch = stream.device.alloc(slots + (0 if in_place else tiling.max_tile_bytes(count)))
         job = EncodeJob(
@@ -401,17 +405,15 @@ class TiledCodec(KernelCodec):
             scratch=scratch.address + codec_part,
         )
         result = KernelResult(stream)
-        if sizes_end < tiles_start:  # previous contents of the memory must not be sent
-            stream.fill(to.address + sizes_end, 0, tiles_start - sizes_end)
         self.encode_tiles(job, stream)
-        stream.launch("tiles_offsets", 1, job.sizes, entries, scratch.address + offsets, result.size)
-        joined = (job.slots, job.starts, job.sizes, scratch.address + offsets, to.address + tiles_start)
+        padding = (tiles_start - sizes_end) // 4  # previous contents of the memory must not be sent
+        joined = (job.slots, job.starts, job.sizes, entries, padding, to.address + tiles_start, result.size)
         stream.launch("tiles_join", entries, *joined, split=not in_place)
         stream.release(scratch)
         return result.read_back(stream, lambda size, status: tiles_start + size)
 
     def decode_reduce(self, source: Memory, nbytes: int, to: Buffer, op: str, stream: Stream) -> Pending:
-        """Queue the decoding; sizes and offsets are checked before they are used."""
+        """Queue the decoding; the kernel checks sizes before it uses them."""
         self.check_decode(source, nbytes, to, op, stream)
         tiling, count = self.tiling(to.dtype), to.count
         tiles_start = tiling.tiles_start(count) if count else 0
@@ -419,14 +421,8 @@ class TiledCodec(KernelCodec):
             return self.failed(count, f"{nbytes} bytes")
         if not count:
             return self.empty()
-        entries = tiling.entries(count)
-        codec_part = 8 * (entries + 1)
-        scratch = stream.device.alloc(codec_part + self.decode_scratch_bytes(to.dtype))
-        offsets, codec_scratch = scratch.address, scratch.address + codec_part
         result = KernelResult(stream)
-        sizes, tiles = source.address + tiling.header, source.address + tiles_start
-        largest = max(tiling.slot, tiling.table)
-        stream.launch("tiles_open", 1, sizes, entries, nbytes - tiles_start, offsets, 4, largest, result.status)
-        self.decode_tiles(source.address, tiles, offsets, codec_scratch, to, OPS[op], result.status, stream)
-        stream.release(scratch)
+        header, tiles = source.address, source.address + tiles_start
+        job = DecodeJob(header, header + tiling.header, tiles, nbytes - tiles_start, result.status)
+        self.decode_tiles(job, to, OPS[op], stream)
         return result.read_back(stream, partial(self.decoded_size, count, nbytes))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpi_gpucomp.codec.kernel_codec import Parameters, TiledCodec, Tiling, int_parameter
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.codec.kernel_codec import EncodeJob
+    from mpi_gpucomp.codec.kernel_codec import DecodeJob, EncodeJob
     from mpi_gpucomp.device.base import DType, Stream
     from mpi_gpucomp.device.buffer import Buffer
 
@@ -49,9 +49,7 @@ class Mpc(TiledCodec):
         args = (source.address, source.count, self.stride, job.slots, job.sizes, job.starts)
         stream.launch(f"mpc_encode_{source.dtype.suffix}", job.tiles, *args)
 
-    def decode_tiles(
-        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
-    ) -> None:
+    def decode_tiles(self, job: DecodeJob, to: Buffer, op: int, stream: Stream) -> None:
         """Queue the decoding kernel."""
-        args = (tiles, offsets, self.stride, to.count, to.address, op, status)
+        args = (job.sizes, job.tiles, job.available, self.stride, to.count, to.address, op, job.status)
         stream.launch(f"mpc_decode_{to.dtype.suffix}", self.tiling(to.dtype).tiles(to.count), *args)

@@ -8,13 +8,12 @@ from mpi_gpucomp.codec.base import Pending
 from mpi_gpucomp.codec.kernel_codec import TiledCodec, Tiling
 
 if TYPE_CHECKING:
-    from mpi_gpucomp.codec.kernel_codec import EncodeJob
+    from mpi_gpucomp.codec.kernel_codec import DecodeJob, EncodeJob
     from mpi_gpucomp.device.base import DType, Memory, Stream
     from mpi_gpucomp.device.buffer import Buffer
 
 __all__ = ["Split"]
 
-SCALE = 4096
 SYMBOLS = {"float16": 32, "bfloat16": 256, "float32": 256, "float64": 2048}
 RAW_BYTES = {"float16": 44, "bfloat16": 32, "float32": 96, "float64": 212}
 """Bytes of the signs and mantissas of 32 values."""
@@ -51,12 +50,8 @@ class Split(TiledCodec):
         return TILINGS[dtype.name]
 
     def encode_scratch_bytes(self, count: int, dtype: DType) -> int:
-        """Return the bytes for the histogram of exponents and the encoder's table."""
-        return 3 * 4 * SYMBOLS[dtype.name]
-
-    def decode_scratch_bytes(self, dtype: DType) -> int:
-        """Return the bytes for the decoder's lookup table."""
-        return SCALE * (8 if dtype.name == "float64" else 4)
+        """Return the bytes for the number of tiles counted, the histogram of exponents, and the encoder's table."""
+        return 3 * 4 * SYMBOLS[dtype.name] + 8
 
     def encode(self, source: Buffer, to: Memory, stream: Stream) -> Pending:
         """Queue the encoding; buffers of 2**32 elements or more are sent raw."""
@@ -65,20 +60,18 @@ class Split(TiledCodec):
         return Pending(lambda: True, lambda: None)
 
     def encode_tiles(self, job: EncodeJob, stream: Stream) -> None:
-        """Queue the histogram, the table and the encoding kernel."""
+        """Queue the kernel that counts exponents and makes the table, and the one that encodes."""
         source, suffix, symbols = job.source, job.source.dtype.suffix, SYMBOLS[job.source.dtype.name]
-        counts, table = job.scratch, job.scratch + 4 * symbols
-        addresses, grain = (job.slots, job.sizes, job.starts), self.tiling(source.dtype).grain
-        stream.fill(counts, 0, 4 * symbols)
-        stream.launch(f"split_count_{suffix}", job.tiles, source.address, source.count, counts, grain=grain)
-        stream.launch(f"split_tables_{suffix}", 1, counts, source.count, table, *addresses)
-        stream.launch(f"split_encode_{suffix}", job.tiles, source.address, source.count, table, *addresses, grain=grain)
+        done, counts = job.scratch, job.scratch + 8
+        table = counts + 4 * symbols
+        addresses, grain = (table, job.slots, job.sizes, job.starts), self.tiling(source.dtype).grain
+        stream.fill(done, 0, 8 + 4 * symbols)
+        count = (source.address, source.count, counts, done, *addresses)
+        stream.launch(f"split_count_{suffix}", job.tiles, *count, grain=grain)
+        stream.launch(f"split_encode_{suffix}", job.tiles, source.address, source.count, *addresses, grain=grain)
 
-    def decode_tiles(
-        self, header: int, tiles: int, offsets: int, scratch: int, to: Buffer, op: int, status: int, stream: Stream
-    ) -> None:
-        """Queue the lookup table and the decoding kernel."""
-        suffix, tiling = to.dtype.suffix, self.tiling(to.dtype)
-        stream.launch(f"split_open_{suffix}", 1, tiles, offsets, scratch, status)
-        args = (tiles, offsets, scratch, to.count, to.address, op, status)
-        stream.launch(f"split_decode_{suffix}", tiling.tiles(to.count), *args, grain=tiling.grain)
+    def decode_tiles(self, job: DecodeJob, to: Buffer, op: int, stream: Stream) -> None:
+        """Queue the decoding kernel."""
+        tiling = self.tiling(to.dtype)
+        args = (job.sizes, job.tiles, job.available, to.count, to.address, op, job.status)
+        stream.launch(f"split_decode_{to.dtype.suffix}", tiling.tiles(to.count), *args, grain=tiling.grain)

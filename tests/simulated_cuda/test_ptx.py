@@ -193,6 +193,7 @@ def test_codecs_give_the_bytes_of_the_host(nvrtc: Any, architecture: int) -> Non
 SIMT = "simt_cuda.h"
 MUTANTS = {
     "warp_sync": (SIMT, "void warp_sync() { __syncwarp(); }", "void warp_sync() {}", "a race in"),
+    "block_sync": (SIMT, "void block_sync() { __syncthreads(); }", "void block_sync() {}", "a race in shared memory"),
     "mask": (SIMT, "all += __shfl_xor_sync(ALL_LANES,", "all += __shfl_xor_sync(0x7fffffffu,", "names 7fffffff"),
     "fence": (SIMT, "__threadfence();", "", "a race in global memory"),
     "lanes": (SIMT, "? below : first", "? below : below", "^FAILED|^ERROR"),

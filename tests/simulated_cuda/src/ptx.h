@@ -2,8 +2,8 @@
 //
 // Lanes of a warp that diverge run in random order and meet again only where an instruction with `.sync` waits for
 // them; warps interleave at random. Each access is checked: bounds, alignment, and races, which are found by what
-// orders two accesses (a lane's own order, bar.warp.sync within a warp, membar and an atomic between warps) and not by
-// what happens to run first. Each bit of a register or of shared memory that was never written is undefined, and may
+// orders two accesses (a lane's own order, bar.warp.sync within a warp, bar.sync within a block, membar and an atomic
+// between warps) and not by what happens to run first. Each bit of a register or of shared memory that was never written is undefined, and may
 // be copied and masked out, but neither decide a branch or an address nor reach global memory.
 #pragma once
 
@@ -54,6 +54,7 @@ struct Instruction {
     Compare compare = Compare::EQ;
     Shuffle shuffle = Shuffle::IDX;
     bool sync = false, guarded = false, negated = false, strong = false, toward_zero = false, to_space = false;
+    bool of_warp = false;  // of bar: not of all warps of a block
     Type type, source;  // `source` of cvt
     u32 guard = 0, target = 0, line = 0;
     u32 to[4] = {NOWHERE, NOWHERE, NOWHERE, NOWHERE}, from[4] = {}, width = 1;
@@ -69,7 +70,7 @@ struct Kernel {
     std::vector<Instruction> code;
     std::vector<u64> constants;
     u32 registers = 0, shared_bytes = 0;  // `registers` counts the special ones, which come last
-    bool fences = false;
+    bool fences = false;  // something orders warps
 };
 
 // A module: its kernels, and its constants in memory.

@@ -358,7 +358,7 @@ private:
             if (operands.size() > 5) unknown(made.text);
             for (size_t i = 1; i < operands.size(); ++i) made.from[i - 1] = slot(operands[i]);
         }
-        if (made.code == Code::MEMBAR) kernel_->fences = true;
+        if (made.code == Code::MEMBAR || (made.code == Code::BAR && !made.of_warp)) kernel_->fences = true;
         kernel_->code.push_back(made);
     }
 
@@ -380,6 +380,8 @@ private:
             made->shuffle = SHUFFLES.at(word);
         } else if (word == "sync" && (code == Code::SHFL || code == Code::VOTE || code == Code::BAR)) {
             made->sync = true;
+        } else if (word == "warp" && code == Code::BAR) {
+            made->of_warp = true;
         } else if ((code == Code::MUL || code == Code::MAD) && (word == "lo" || word == "hi" || word == "wide")) {
             made->part = word == "lo" ? Part::LOW : word == "hi" ? Part::HIGH : Part::WIDE;
         } else if (word == "rzi" && code == Code::CVT) {
@@ -396,8 +398,7 @@ private:
                                ((word == "add" || word == "relaxed" || word == "gpu") && code == Code::ATOM) ||
                                (word == "nc" && code == Code::LD) ||
                                ((word == "v2" || word == "v4") && (code == Code::LD || code == Code::ST)) ||
-                               (word == "warp" && code == Code::BAR) || (word == "ballot" && code == Code::VOTE) ||
-                               (word == "gl" && code == Code::MEMBAR);
+                               (word == "ballot" && code == Code::VOTE) || (word == "gl" && code == Code::MEMBAR);
             if (!plain) unknown(made->text);
         }
     }

@@ -55,6 +55,7 @@ struct Block;
 
 struct Warp {
     u32 index = 0, live = 0, pc[LANES] = {};
+    bool waits = false;  // for the other warps of its block
     Block *block = nullptr;
     std::vector<u64> values, undefined;  // of a slot and lane
     std::vector<u32> tainted;            // of a slot: the lanes that have an undefined bit
@@ -91,14 +92,18 @@ public:
             const size_t chosen = random_() % resident.size();
             Block &at = *resident[chosen];
             Warp &warp = *at.warps[random_() % at.warps.size()];
-            for (int i = 0; i < BURST && warp.live; ++i) step(warp);
+            if (warp.waits) continue;
+            for (int i = 0; i < BURST && warp.live && !warp.waits; ++i) step(warp);
             if (!warp.live) {
                 for (auto &one : at.warps)
                     if (one.get() == &warp) {
                         at.warps.erase(std::find(at.warps.begin(), at.warps.end(), one));
                         break;
                     }
-                if (at.warps.empty()) resident.erase(resident.begin() + (long)chosen);
+                if (at.warps.empty())
+                    resident.erase(resident.begin() + (long)chosen);
+                else
+                    let_pass(at);
             }
         }
     }
@@ -582,8 +587,30 @@ private:
     }
 
     void barrier(Warp &warp, const Instruction &at, u32 mask) {
-        meet(warp, at, at.from[0], mask);
-        warp.met = ++warp.now;
+        if (at.of_warp) {
+            meet(warp, at, at.from[0], mask);
+            warp.met = ++warp.now;
+        } else {
+            if (mask != ALL) stop(warp, at, format("only lanes %08x are at a barrier of the block", mask), End::FAILED);
+            warp.waits = true;
+            let_pass(*warp.block);
+        }
+    }
+
+    // Once all warps of a block wait, each goes on and sees what they have done.
+    void let_pass(Block &block) {
+        for (const auto &one : block.warps)
+            if (!one->waits) return;
+        std::vector<u32> seen((size_t)launch_.blocks * warps_per_block_, 0);
+        for (const auto &one : block.warps) {
+            for (size_t i = 0; i < seen.size(); ++i) seen[i] = std::max(seen[i], one->seen[i]);
+            seen[one->index] = one->now;
+        }
+        for (const auto &one : block.warps) {
+            one->seen = seen;
+            one->met = ++one->now;
+            one->waits = false;
+        }
     }
 
     // What was done before a fence is released by an atomic behind it; what an atomic has found is seen behind the next.
