@@ -144,7 +144,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gc_cuda_trim": (_NONE, _P),
     "gc_task_set_cuda": (_NONE, _P, _P, _P, _P, _P),
     "gc_context_new": (_P, _P),
-    "gc_context_drive_mpi": (_NONE, _P, POINTER(MpiLibrary), c_uint64),
+    "gc_context_drive_mpi": (_NONE, _P, POINTER(MpiLibrary), c_uint64, c_uint64, c_int32),
     "gc_context_free": (_NONE, _P),
     "gc_context_close": (_NONE, _P),
     "gc_run": (_I32, _P, _I64, _I32, _I32),

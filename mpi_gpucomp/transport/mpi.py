@@ -111,6 +111,11 @@ def _handle(value: Any) -> int:
     return int.from_bytes(ctypes.string_at(MPI._addressof(value), MPI._sizeof(value)), "little")
 
 
+def _largest_tag(comm: MPI.Intracomm) -> int:
+    largest = comm.Get_attr(MPI.TAG_UB)
+    return min(largest, (1 << 31) - 1) if isinstance(largest, int) else 32767
+
+
 class MpiComms:
     """The duplicates of a communicator that a wire uses: for messages, segments and control messages."""
 
@@ -118,8 +123,7 @@ class MpiComms:
         """Make the duplicates and the wire: collective."""
         self._caller, self.messages, self._control = comm, comm.Dup(), comm.Dup()
         self.segments = comm.Dup() if segment_bytes else self.messages
-        largest = self.messages.Get_attr(MPI.TAG_UB)
-        self.largest_tag = min(largest, (1 << 31) - 1) if isinstance(largest, int) else 32767
+        self.largest_tag = _largest_tag(self.messages)
         peers = (ctypes.c_int32 * len(remote))(*remote)
         comms = (_handle(one) for one in (self.messages, self.segments, self._control))
         cut, known = Segmentation(segment_bytes, MAX_SEGMENTS, SLOW), _library()[0]
@@ -153,7 +157,8 @@ class MpiComms:
 
 def drive_mpi(wire: Wire) -> None:
     """Let waits of a wire that is not MPI's progress MPI too: peers may be blocked in it for what this rank sent."""
-    core().gc_context_drive_mpi(wire.handle, ctypes.byref(_library()[0]), _handle(MPI.COMM_SELF))
+    comms = _handle(MPI.COMM_SELF), _handle(MPI.COMM_WORLD)
+    core().gc_context_drive_mpi(wire.handle, ctypes.byref(_library()[0]), *comms, _largest_tag(MPI.COMM_WORLD))
 
 
 def revoke(*comms: MPI.Intracomm) -> None:

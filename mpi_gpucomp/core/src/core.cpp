@@ -184,8 +184,11 @@ API void gc_wire_free(Wire *wire) { delete wire; }
 // Contexts
 
 API Context *gc_context_new(Wire *wire) { return new Context(*wire); }
-API void gc_context_drive_mpi(Context *context, const MpiLibrary *library, uint64_t comm) {
-    context->progress_elsewhere = [known = *library, comm] { drive_mpi(known, comm); };
+API void gc_context_drive_mpi(Context *context, const MpiLibrary *library, uint64_t self, uint64_t world, int32_t tag) {
+    context->progress_elsewhere = [known = *library, self, world, tag] {
+        drive_mpi(known, self, tag);   // Open MPI progresses nothing for a communicator with failed ranks,
+        drive_mpi(known, world, tag);  // MPICH nothing for one of this rank alone
+    };
 }
 API void gc_context_free(Context *context) { delete context; }
 API void gc_context_close(Context *context) { context->shut(); }

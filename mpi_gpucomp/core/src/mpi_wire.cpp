@@ -27,10 +27,10 @@ using Imrecv = int (*)(void *, int, uintptr_t, void *, void *);
 
 }  // namespace
 
-void drive_mpi(const MpiLibrary &library, uintptr_t comm) {
+void drive_mpi(const MpiLibrary &library, uintptr_t comm, int tag) {
     alignas(16) uint8_t status[STATUS_BYTES];
     int found = 0;
-    ((Iprobe)library.iprobe)((int)library.any_source, (int)library.any_tag, comm, &found, status);
+    ((Iprobe)library.iprobe)((int)library.any_source, tag, comm, &found, status);
 }
 
 struct MpiWire::Request {

@@ -30,8 +30,8 @@ struct MpiLibrary {
     int64_t any_source, any_tag, status_bytes, source_offset, tag_offset, undefined;
 };
 
-// Lets the library progress what it has buffered: a probe of `comm`, which finds nothing.
-void drive_mpi(const MpiLibrary &library, uintptr_t comm);
+// Lets the library progress what it has buffered: a probe of `comm` for a tag that nobody sends.
+void drive_mpi(const MpiLibrary &library, uintptr_t comm, int tag);
 
 // How long messages to remote peers are cut.
 struct Segmentation {
