@@ -273,8 +273,13 @@ std::string TcpPath::fault() {
 }
 
 void TcpPath::close() {
-    // It takes effect at once; unsent bytes are dropped.
-    if (fd_ >= 0) ::close(fd_);
+    if (fd_ >= 0) {
+        // It takes effect at once; unsent bytes are dropped. Where a child of this process has inherited the descriptor,
+        // closing it would neither end the connection, nor its events, which refer to this path.
+        epoll_ctl(wire_->epoll_, EPOLL_CTL_DEL, fd_, nullptr);
+        shutdown(fd_, SHUT_RDWR);
+        ::close(fd_);
+    }
     fd_ = -1;
     batch_.clear();
     landing_ = Landing();
