@@ -1,5 +1,6 @@
 // The wire over MPI, with a library of one process: what random schedules do not reach.
 #include <ctime>
+#include <memory>
 
 #include "check.h"
 #include "fake_mpi.h"
@@ -111,6 +112,26 @@ void test_long_messages_without_mpi_4() {
     CHECK(!job.receiver.cancel(receiving));
     job.sender.release(sending);
     job.receiver.release(receiving);
+    job.sender.send_control(1, &byte, 1);
+    CHECK(job.sender.closed());  // although it is not sent any more
+}
+
+// A control message that a peer has not received outlives the wire.
+void test_control_message_to_a_rank_that_is_late() {
+    Network network(2, EAGER, 0, 1);
+    const auto wire = [&](int rank) {
+        return std::make_unique<MpiWire>(fake_mpi::library(), rank, 2, 1000, network.endpoint(rank, 0),
+                                         network.endpoint(rank, 1), network.endpoint(rank, 2), Segmentation{0, 8, 1e12},
+                                         PEERS, 2);
+    };
+    const Bytes text(200, 7);
+    auto sender = wire(0);
+    sender->send_control(1, text.data(), text.size());
+    CHECK(!sender->closed());
+    sender.reset();
+    int peer = -1;
+    Bytes message;
+    CHECK(wire(1)->recv_control(&peer, &message) && peer == 0 && message == text);
 }
 
 }  // namespace
@@ -121,5 +142,6 @@ int main() {
     gpucomp::test_cancel_of_a_message_that_arrives(64);
     gpucomp::test_messages_of_more_than_2_gib();
     gpucomp::test_long_messages_without_mpi_4();
+    gpucomp::test_control_message_to_a_rank_that_is_late();
     std::puts("ok");
 }

@@ -262,7 +262,9 @@ MpiWire::MpiWire(const MpiLibrary &library, int own, int ranks, int64_t tags, ui
 }
 
 MpiWire::~MpiWire() {
-    for (Control *control : control_sends_) delete control;
+    // MPI may still read what has not been sent to a peer that is gone: it is kept for good.
+    for (Control *control : control_sends_)
+        if (!control->request.active) delete control;
 }
 
 // Return true if an MPI call has succeeded; remember the first error.
@@ -500,7 +502,7 @@ bool MpiWire::poll() {
 
 bool MpiWire::closed() {
     poll();
-    return control_sends_.empty();
+    return control_sends_.empty() || fault.mpi_error;  // after an error nothing completes
 }
 
 }  // namespace gpucomp
