@@ -82,11 +82,13 @@ class MpiLibrary(Structure):
     _fields_: ClassVar = [
         *_fields(
             c_void_p,
-            *("isend", "issend", "irecv", "test", "wait", "cancel", "test_cancelled", "get_count", "iprobe", "improbe"),
-            *("imrecv", "isend_c", "issend_c", "irecv_c", "get_count_c"),
+            *("isend", "issend", "irecv", "test", "cancel", "test_cancelled", "get_count", "iprobe", "improbe"),
+            *("imrecv", "isend_c", "issend_c", "irecv_c", "imrecv_c", "get_count_c"),
         ),
         ("byte_type", c_uint64),
-        *_fields(c_int64, "any_source", "any_tag", "status_bytes", "source_offset", "tag_offset", "undefined"),
+        *_fields(
+            c_int64, "any_source", "any_tag", "status_bytes", "source_offset", "tag_offset", "undefined", "count_error"
+        ),
     ]
 
 

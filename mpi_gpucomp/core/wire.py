@@ -7,6 +7,8 @@ receive, and never longer. Ranks also exchange small control messages, which nee
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 from ctypes import byref, c_int32, c_int64, c_void_p
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,6 +89,8 @@ class Wire:
         """Further communicators of MPI, made and freed by others, that are revoked together with this wire."""
         self._wire, self.handle = wire, core().gc_context_new(wire)
         """The wire and the context of the core that it belongs to."""
+        if not self.handle:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a communicator")
         self._memory = ctypes.create_string_buffer(CONTROL_BYTES)
 
     @property

@@ -42,8 +42,8 @@ __all__ = ["Engine"]
 
 IDLE_POLLS = 3
 """Polls without progress after which the observer gets its `on_idle`."""
-_leaked: list[Work] = []
-"""Tasks in flight when an engine failed: MPI may still write to their memory, so they are kept for good."""
+_leaked: list[Work | P2POperation] = []
+"""What was in flight when an engine failed: the wire may still write to its memory, so it is kept for good."""
 
 
 class Engine:
@@ -387,6 +387,8 @@ class Engine:
             if failure.settled and failure.job is not None:
                 del self._failures[call]
                 error = failure.error(failure.job.title)
+                if failure.job.task.handle:  # it could not be drained
+                    _leaked.append(failure.job.task)
                 self._close(failure.job, error)
                 if isinstance(error, RankFailedError) or (failure.diverged and isinstance(error, Exception)):
                     self.fail_all(error)
@@ -404,6 +406,7 @@ class Engine:
             job.task.quiesce()
             _leaked.append(job.task)
             self._close(job, self.broken)
+        _leaked.extend(self.p2p_operations)
         for operation in self.p2p_operations:
             operation.error, operation.done = self.broken, True
         self.p2p_operations.clear()

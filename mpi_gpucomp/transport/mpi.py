@@ -85,8 +85,8 @@ def _library() -> tuple[MpiLibrary, Any]:
         except AttributeError:
             return None
 
-    names = ("Isend", "Issend", "Irecv", "Test", "Wait", "Cancel", "Test_cancelled", "Get_count", "Iprobe", "Improbe")
-    longs = ("Isend_c", "Issend_c", "Irecv_c", "Get_count_c")
+    names = ("Isend", "Issend", "Irecv", "Test", "Cancel", "Test_cancelled", "Get_count", "Iprobe", "Improbe")
+    longs = ("Isend_c", "Issend_c", "Irecv_c", "Imrecv_c", "Get_count_c")
     functions = {name.lower(): address(f"MPI_{name}") for name in (*names, "Imrecv", *longs)}
     status = MPI.Status()
     status.source, status.tag = SOURCE, TAG
@@ -101,6 +101,7 @@ def _library() -> tuple[MpiLibrary, Any]:
         any_tag=MPI.ANY_TAG,
         status_bytes=nbytes,
         undefined=MPI.UNDEFINED,
+        count_error=MPI.ERR_COUNT,
         **dict(numbers),
     )
     return known, loaded

@@ -19,6 +19,7 @@ from osu_bench.cluster.system import call, check
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RANKS = [sys.executable, str(HERE / "cluster_ranks.py")]
+WIRE = [sys.executable, str(HERE / "cluster_wire.py")]
 STREAM = [sys.executable, str(HERE / "cluster_stream.py")]
 COMMAND = [sys.executable, "-m", "osu_bench", "cluster"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

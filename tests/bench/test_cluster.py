@@ -10,7 +10,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from cluster_machine import RANKS, STREAM, new_name, own_network, sent_bytes, skip_unless_possible, until
+from cluster_machine import RANKS, STREAM, WIRE, new_name, own_network, sent_bytes, skip_unless_possible, until
 
 from mpi_gpucomp.errors import SpecError
 from osu_bench.cluster import Cluster, ClusterError, Link
@@ -63,6 +63,18 @@ def test_messages_cross_the_first_rail_alone(cluster: Cluster, prefix: Path | No
     )
     assert MESSAGE < rail0 < 1.2 * MESSAGE
     assert rail1 < 10_000 and management < MESSAGE / 8
+
+
+@pytest.mark.parametrize("wire", ["auto", "mpi"])
+def test_ports_are_opened_on_the_network_of_mpi_alone(cluster: Cluster, wire: str) -> None:
+    before = sent_bytes(cluster, 0, "eth1")
+    environment = {"MPI_GPUCOMP_WIRE": wire}
+    done = cluster.run([*WIRE, "2000000"], timeout=60, capture=True, environment=environment)
+    why = f"tcp: MPI would use TCP on {cluster.plan.network(0)}" if wire == "auto" else "mpi: the setting is mpi"
+    for host, (stats, addresses, explained) in enumerate(places(done)):
+        assert addresses == ([cluster.plan.address(host, 0)] if wire == "auto" else [])
+        assert stats == why and explained.startswith(f"route: engine over {why}\n")
+    assert sent_bytes(cluster, 0, "eth1") - before < 10_000
 
 
 def test_the_exit_code_is_passed_on(cluster: Cluster, prefix: Path | None) -> None:

@@ -1,7 +1,7 @@
 // An MPI library of one process, for tests: just what `mpi_wire.cpp` calls, between ranks that are threads.
 //
 // A communicator is the address of an `Endpoint`, a request that of an `Operation`. Short messages are copied by their
-// sender, long ones by their receiver. A completed request may be reported late.
+// sender, long ones by their receiver. A completed request may be reported late, a cancelled one is not.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace fake_mpi {
 
-constexpr int ANY = -1, TRUNCATED = 15, UNDEFINED = -32766;
+constexpr int ANY = -1, NO_LONG_COUNTS = 2, TRUNCATED = 15, UNDEFINED = -32766;
 
 struct Status {
     int source, tag;
@@ -61,6 +61,18 @@ class Network {
         return count;
     }
 
+    // Long messages that match their receives from now on do not arrive until `let_go`.
+    void hold() {
+        std::lock_guard<std::mutex> guard(lock_);
+        holds_ = true;
+    }
+    void let_go() {
+        std::lock_guard<std::mutex> guard(lock_);
+        holds_ = false;
+        for (const auto &[message, operation] : held_) deliver(message, operation);
+        held_.clear();
+    }
+
     Operation *send(int rank, int context, const void *data, int64_t nbytes, int peer, int tag, bool synchronous) {
         std::lock_guard<std::mutex> guard(lock_);
         auto *operation = new Operation;
@@ -91,10 +103,11 @@ class Network {
     }
 
     // Return 0, or the error of a request that has completed and is freed.
-    int test(Operation **request, int *done, Status *status, bool late) {
+    int test(Operation **request, int *done, Status *status) {
         std::lock_guard<std::mutex> guard(lock_);
         Operation *operation = *request;
-        *done = operation->done && !(late && delay_ && random_() % (uint64_t)(delay_ + 1));
+        const bool late = delay_ && !operation->status.cancelled && random_() % (uint64_t)(delay_ + 1);
+        *done = operation->done && !late;
         if (!*done) return 0;
         *status = operation->status;
         const bool cut = operation->data && operation->status.nbytes > operation->capacity;
@@ -167,6 +180,10 @@ class Network {
     }
 
     void deliver(Operation *message, Operation *operation) {
+        if (holds_ && message->status.nbytes > eager_) {
+            held_.emplace_back(message, operation);
+            return;
+        }
         operation->status = message->status;
         const int64_t nbytes = std::min(operation->capacity, message->status.nbytes);
         if (nbytes) memcpy(operation->data, message->bytes, (size_t)nbytes);
@@ -189,6 +206,8 @@ class Network {
     std::mt19937_64 random_;
     std::map<Key, Queue> queues_;
     std::vector<Operation *> probed_;
+    std::vector<std::pair<Operation *, Operation *>> held_;
+    bool holds_ = false;
     std::deque<Endpoint> endpoints_;
 };
 
@@ -229,13 +248,7 @@ inline int test_cancelled(const void *status, int *cancelled) {
 inline int test(void *request, int *done, void *status) {
     auto **operation = (Operation **)request;
     *done = 1;
-    return *operation ? (*operation)->network->test(operation, done, (Status *)status, true) : 0;
-}
-inline int wait(void *request, void *status) {
-    auto **operation = (Operation **)request;
-    for (int done = 0; *operation && !done;)
-        if (const int code = (*operation)->network->test(operation, &done, (Status *)status, false)) return code;
-    return 0;
+    return *operation ? (*operation)->network->test(operation, done, (Status *)status) : 0;
 }
 inline int cancel(void *request) {
     (*(Operation **)request)->network->cancel(*(Operation **)request);
@@ -253,7 +266,6 @@ inline gpucomp::MpiLibrary library() {
     found.issend = (void *)issend;
     found.irecv = (void *)irecv;
     found.test = (void *)test;
-    found.wait = (void *)wait;
     found.cancel = (void *)cancel;
     found.test_cancelled = (void *)test_cancelled;
     found.get_count = (void *)get_count;
@@ -265,6 +277,7 @@ inline gpucomp::MpiLibrary library() {
     found.source_offset = offsetof(Status, source);
     found.tag_offset = offsetof(Status, tag);
     found.undefined = UNDEFINED;
+    found.count_error = NO_LONG_COUNTS;
     return found;
 }
 

@@ -25,5 +25,6 @@ def test_control_in_another_thread(tmp_path: Path) -> None:
     run(compile_to(tmp_path / "program", sources, ["-fsanitize=thread"]), "threads")
 
 
-def test_wires_over_loopback_sockets_under_cuts(tmp_path: Path) -> None:
-    run(compile_to(tmp_path / "program", [HERE / "test_tcp_wire.cpp", *TCP], SANITIZERS), "1", "40")
+@pytest.mark.parametrize("cuts", ["40", pytest.param("300", marks=pytest.mark.slow)])
+def test_wires_over_loopback_sockets_under_cuts(tmp_path: Path, cuts: str) -> None:
+    run(compile_to(tmp_path / "program", [HERE / "test_tcp_wire.cpp", *TCP], SANITIZERS), "1", cuts)

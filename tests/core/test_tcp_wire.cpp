@@ -1,8 +1,12 @@
 // Wires over loopback sockets: several ranks in one process, which a test connects, cuts and connects again.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -396,6 +400,60 @@ void test_a_bridged_path_is_not_timed_out() {
     CHECK(memory == data);
 }
 
+// A child of this process has inherited the sockets: a path ends nevertheless, at both ends.
+void test_a_child_that_holds_the_sockets() {
+    Job job(2, settings_of({{0}}));
+    const Bytes data = pattern(300000, 1);
+    Bytes memory(data.size());
+    const auto exchange = [&] {
+        Transfer *receiving = job.ranks[1]->receive(0, 5, memory.data(), static_cast<int64_t>(memory.size()));
+        job.wait(0, job.ranks[0]->send(1, 5, data.data(), static_cast<int64_t>(data.size())));
+        job.wait(1, receiving);
+        CHECK(memory == data);
+        std::fill(memory.begin(), memory.end(), uint8_t{0});
+    };
+    exchange();
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        for (;;) pause();
+    }
+    job.reconnects = false;
+    job.ranks[0]->drop_path(1, 0, "cut by the test");
+    job.until([&] { return job.lost == 2; });
+    job.connect(0, 1, 0);
+    exchange();
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    job.leave();
+}
+
+// A process that may not open more files: an error, and no wait.
+void test_no_descriptors() {
+    rlimit before;
+    getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit none = {0, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    TcpSettings settings = settings_of({{0}});
+    settings.names = settings.devices = {"lo"};
+    TcpWire wire(0, 2, settings);
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK(wire.fault.text == "rank 0 cannot open its descriptors: too many open files");
+
+    Job job(2, settings_of({{0}, {1}}));
+    job.reconnects = false;
+    job.ranks[0]->add_path(1, 0, 2, open("/dev/null", O_RDWR));  // cannot be waited for
+    job.until([&] { return job.ranks[0]->snapshot().failovers.size() == 2; });
+    CHECK(job.ranks[0]->snapshot().failovers[1].reason == "operation not permitted");
+    const Bytes data = pattern(100000, 1);
+    Bytes memory(data.size());
+    Transfer *receiving = job.ranks[1]->receive(0, 5, memory.data(), static_cast<int64_t>(memory.size()));
+    job.wait(0, job.ranks[0]->send(1, 5, data.data(), static_cast<int64_t>(data.size())));
+    job.wait(1, receiving);
+    CHECK(memory == data);
+    job.leave();
+}
+
 // The control side works in another thread, without the lock of the context.
 void test_control_in_another_thread() {
     Job job(2, settings_of({{0}, {1}}));
@@ -515,6 +573,8 @@ int main(int count, char **arguments) {
     test_a_hung_rank_stays_connected();
     test_old_connections_and_garbage();
     test_a_bridged_path_is_not_timed_out();
+    test_a_child_that_holds_the_sockets();
+    test_no_descriptors();
     test_relays_under_cuts(settings_of({{0}}), 0, seed);
     test_relays_under_cuts(settings_of({{0}, {1}}), cuts, seed);
     test_relays_under_cuts(settings_of({{0, 1}}), cuts, seed + 1);

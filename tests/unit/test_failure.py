@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import re
 import time
+import weakref
 from collections import Counter
 from types import NoneType
 
@@ -292,6 +294,36 @@ def test_a_lost_message_fails_the_communicator(soon):
         "A message was lost, repeated or reordered."
     )
     assert world.engines[1].broken is error
+
+
+def test_memory_of_messages_in_flight_is_kept(soon):
+    """After a failure the wire may still write to it, whatever the caller does."""
+    world = World(2, timeout=0.2, eager=1 << 20)
+    world.networks[0].damage(tag=0, at=0, how="lose")
+    started = [world.start(rank, "chain", "x", tag=0) for rank in range(2)]
+    world.drive(lambda: all(job.finished for job, _, _ in started))
+    undrained = weakref.ref(started[1][1])
+    started.clear()
+    gc.collect()
+    assert undrained() is not None
+
+    world, message = World(2), Message()
+    world.engines[0].p2p_operations.append(message)
+    sent = weakref.ref(message)
+    world.engines[0].abort(ValueError("no more"))
+    assert message.done and isinstance(message.error, PeerError)
+    del message
+    gc.collect()
+    assert sent() is not None
+
+
+class Message:
+    """A point-to-point operation in flight."""
+
+    done, error = False, None
+
+    def progress(self):
+        return False
 
 
 def abort_text(rank, why):

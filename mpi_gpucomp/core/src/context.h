@@ -52,6 +52,7 @@ class Context {
 
     // Close the descriptors of the context, which is not run any more.
     void shut();
+    bool is_open() const { return bell_ >= 0; }
 
     // End a `run` of another thread soon.
     void interrupt();

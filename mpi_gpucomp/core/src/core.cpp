@@ -183,7 +183,11 @@ API void gc_wire_free(Wire *wire) { delete wire; }
 
 // Contexts
 
-API Context *gc_context_new(Wire *wire) { return new Context(*wire); }
+// nullptr: the process may not open more files.
+API Context *gc_context_new(Wire *wire) {
+    auto made = std::make_unique<Context>(*wire);
+    return made->is_open() ? made.release() : nullptr;
+}
 API void gc_context_drive_mpi(Context *context, const MpiLibrary *library, uint64_t self, uint64_t world, int32_t tag) {
     context->progress_elsewhere = [known = *library, self, world, tag] {
         drive_mpi(known, self, tag);   // Open MPI progresses nothing for a communicator with failed ranks,

@@ -16,7 +16,6 @@ using SendLong = int (*)(const void *, long long, uintptr_t, int, int, uintptr_t
 using Recv = int (*)(void *, int, uintptr_t, int, int, uintptr_t, void *);
 using RecvLong = int (*)(void *, long long, uintptr_t, int, int, uintptr_t, void *);
 using Test = int (*)(void *, int *, void *);
-using Wait = int (*)(void *, void *);
 using Cancel = int (*)(void *);
 using TestCancelled = int (*)(const void *, int *);
 using GetCount = int (*)(const void *, uintptr_t, int *);
@@ -24,6 +23,7 @@ using GetCountLong = int (*)(const void *, uintptr_t, long long *);
 using Iprobe = int (*)(int, int, uintptr_t, int *, void *);
 using Improbe = int (*)(int, int, uintptr_t, int *, void *, void *);
 using Imrecv = int (*)(void *, int, uintptr_t, void *, void *);
+using ImrecvLong = int (*)(void *, long long, uintptr_t, void *, void *);
 
 }  // namespace
 
@@ -70,7 +70,7 @@ struct MpiWire::Rate {
 struct MpiMessage : Transfer {
     MpiWire &wire;
     MpiWire::Request first;
-    std::vector<uint8_t> memory;  // of a message that is dropped
+    std::unique_ptr<uint8_t[]> memory;  // of a message that is dropped
     MpiWire::Rate *rate = nullptr;
     int64_t began = 0;
 
@@ -97,7 +97,7 @@ struct MpiMessage : Transfer {
     virtual bool cancel() {
         int64_t count = 0;
         if (wire.cancelled(&first, &count)) return true;
-        if (wire.fault.mpi_error) return false;
+        if (first.active) return false;
         nbytes = arrived = count;
         state = DONE;
         wire.bytes_received += nbytes;
@@ -147,7 +147,7 @@ struct SegmentedReceive : MpiMessage {
         int64_t start;
     };
     std::deque<Segment> left;
-    std::deque<std::vector<uint8_t>> memories;
+    std::deque<std::unique_ptr<uint8_t[]>> memories;
     SegmentedSend *relayed = nullptr;
 
     using MpiMessage::MpiMessage;
@@ -208,9 +208,10 @@ struct SegmentedReceive : MpiMessage {
         uintptr_t found;
         while (to_match && wire.improbe(peer, tag, wire.segments_, &found, status)) {
             --to_match;
-            memories.emplace_back((size_t)wire.count(status) + 1);
+            const int64_t nbytes = wire.count(status);
+            memories.emplace_back(new uint8_t[(size_t)nbytes + 1]);
             left.push_back({{}, 0});
-            wire.imrecv(memories.back().data(), (int64_t)memories.back().size() - 1, &found, &left.back().request);
+            wire.imrecv(memories.back().get(), nbytes, &found, &left.back().request);
         }
         return !to_match;
     }
@@ -238,7 +239,7 @@ struct SegmentedReceive : MpiMessage {
             unlink();
             return true;
         }
-        if (wire.fault.mpi_error) return false;
+        if (first.active) return false;
         first_arrived = true;
         nbytes = arrived = count;
         return false;
@@ -261,7 +262,9 @@ MpiWire::MpiWire(const MpiLibrary &library, int own, int ranks, int64_t tags, ui
 }
 
 MpiWire::~MpiWire() {
-    for (Control *control : control_sends_) delete control;
+    // MPI may still read what has not been sent to a peer that is gone: it is kept for good.
+    for (Control *control : control_sends_)
+        if (!control->request.active) delete control;
 }
 
 // Return true if an MPI call has succeeded; remember the first error.
@@ -270,6 +273,9 @@ bool MpiWire::check(int code) {
     return !code;
 }
 
+// Return true if the library has a function for long messages; else it is an error.
+bool MpiWire::has(const void *for_long) { return for_long || check((int)library_.count_error); }
+
 bool MpiWire::isend(const void *data, int64_t nbytes, int peer, int64_t tag, uintptr_t comm, Request *request,
                     bool synchronous) {
     request->active = true;  // also of a message that is not sent any more: it does not complete
@@ -277,7 +283,8 @@ bool MpiWire::isend(const void *data, int64_t nbytes, int peer, int64_t tag, uin
     void *function = synchronous ? library_.issend : library_.isend;
     void *for_long = synchronous ? library_.issend_c : library_.isend_c;
     if (nbytes > INT_MAX)
-        return check(((SendLong)for_long)(data, nbytes, library_.byte_type, peer, (int)tag, comm, &request->handle));
+        return has(for_long) &&
+               check(((SendLong)for_long)(data, nbytes, library_.byte_type, peer, (int)tag, comm, &request->handle));
     return check(((Send)function)(data, (int)nbytes, library_.byte_type, peer, (int)tag, comm, &request->handle));
 }
 
@@ -285,7 +292,8 @@ bool MpiWire::irecv(void *data, int64_t nbytes, int peer, int64_t tag, uintptr_t
     request->active = true;
     if (fault.mpi_error) return false;
     if (nbytes > INT_MAX)
-        return check(((RecvLong)library_.irecv_c)(data, nbytes, library_.byte_type, peer, (int)tag, comm, &request->handle));
+        return has(library_.irecv_c) && check(((RecvLong)library_.irecv_c)(data, nbytes, library_.byte_type, peer,
+                                                                            (int)tag, comm, &request->handle));
     return check(((Recv)library_.irecv)(data, (int)nbytes, library_.byte_type, peer, (int)tag, comm, &request->handle));
 }
 
@@ -294,7 +302,7 @@ int64_t MpiWire::count(const uint8_t *status) {
     check(((GetCount)library_.get_count)(status, library_.byte_type, &count));
     if (count != library_.undefined) return count;
     long long long_count = 0;
-    if (library_.get_count_c) check(((GetCountLong)library_.get_count_c)(status, library_.byte_type, &long_count));
+    if (has(library_.get_count_c)) check(((GetCountLong)library_.get_count_c)(status, library_.byte_type, &long_count));
     return long_count;
 }
 
@@ -310,12 +318,14 @@ bool MpiWire::test(Request *request, int64_t *nbytes) {
     return true;
 }
 
-// Cancel a receive and wait for the outcome, which does not depend on the peer; false: a message has matched it.
+// Cancel a receive; false: a message has matched it, and the request stays active while it arrives. That is not waited
+// for: it takes as long as the peer takes to send it. A receive without a match is cancelled at once.
 bool MpiWire::cancelled(Request *request, int64_t *nbytes) {
     if (fault.mpi_error) return false;
     alignas(16) uint8_t status[STATUS_BYTES];
-    int was_cancelled = 0;
-    if (!check(((Cancel)library_.cancel)(&request->handle)) || !check(((Wait)library_.wait)(&request->handle, status)) ||
+    int done = 0, was_cancelled = 0;
+    if (!check(((Cancel)library_.cancel)(&request->handle)) ||
+        !check(((Test)library_.test)(&request->handle, &done, status)) || !done ||
         !check(((TestCancelled)library_.test_cancelled)(status, &was_cancelled)))
         return false;
     request->active = false;
@@ -333,6 +343,10 @@ bool MpiWire::improbe(int64_t peer, int64_t tag, uintptr_t comm, uintptr_t *mess
 
 bool MpiWire::imrecv(void *data, int64_t nbytes, uintptr_t *message, Request *request) {
     request->active = true;
+    if (fault.mpi_error) return false;
+    if (nbytes > INT_MAX)
+        return has(library_.imrecv_c) &&
+               check(((ImrecvLong)library_.imrecv_c)(data, nbytes, library_.byte_type, message, &request->handle));
     return check(((Imrecv)library_.imrecv)(data, (int)nbytes, library_.byte_type, message, &request->handle));
 }
 
@@ -445,8 +459,9 @@ Transfer *MpiWire::discard(int peer, int64_t tag) {
         message = new MpiMessage(*this);
     message->peer = peer;
     message->tag = tag;
-    message->memory.resize((size_t)count(status) + 1);
-    imrecv(message->memory.data(), (int64_t)message->memory.size() - 1, &found, &message->first);
+    const int64_t nbytes = count(status);
+    message->memory.reset(new uint8_t[(size_t)nbytes + 1]);
+    imrecv(message->memory.get(), nbytes, &found, &message->first);
     if (segmented) {
         ((SegmentedReceive *)message)->dropped = true;
         ((SegmentedReceive *)message)->enqueue();
@@ -487,7 +502,7 @@ bool MpiWire::poll() {
 
 bool MpiWire::closed() {
     poll();
-    return control_sends_.empty();
+    return control_sends_.empty() || fault.mpi_error;  // after an error nothing completes
 }
 
 }  // namespace gpucomp

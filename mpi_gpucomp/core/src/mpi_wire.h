@@ -24,10 +24,11 @@ namespace gpucomp {
 
 // The values that differ between MPI libraries, as `core/mpi.py` reads them.
 struct MpiLibrary {
-    void *isend, *issend, *irecv, *test, *wait, *cancel, *test_cancelled, *get_count, *iprobe, *improbe, *imrecv;
-    void *isend_c, *issend_c, *irecv_c, *get_count_c;  // for long messages; nullptr if the library has none
+    void *isend, *issend, *irecv, *test, *cancel, *test_cancelled, *get_count, *iprobe, *improbe, *imrecv;
+    // For messages of 2 GiB and more; nullptr if the library has none (before MPI 4).
+    void *isend_c, *issend_c, *irecv_c, *imrecv_c, *get_count_c;
     uintptr_t byte_type;
-    int64_t any_source, any_tag, status_bytes, source_offset, tag_offset, undefined;
+    int64_t any_source, any_tag, status_bytes, source_offset, tag_offset, undefined, count_error;
 };
 
 // Lets the library progress what it has buffered: a probe of `comm` for a tag that nobody sends.
@@ -75,6 +76,7 @@ class MpiWire : public Wire {
     struct Rate;
 
     bool check(int code);
+    bool has(const void *for_long);
     bool isend(const void *data, int64_t nbytes, int peer, int64_t tag, uintptr_t comm, Request *request, bool synchronous);
     bool irecv(void *data, int64_t nbytes, int peer, int64_t tag, uintptr_t comm, Request *request);
     bool test(Request *request, int64_t *nbytes);

@@ -87,7 +87,7 @@ TcpPath::TcpPath(PathId path_id, Link *its_link, TcpWire *wire, int fd)
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.ptr = this;
-    epoll_ctl(wire->epoll_, EPOLL_CTL_ADD, fd, &event);
+    if (epoll_ctl(wire->epoll_, EPOLL_CTL_ADD, fd, &event)) unusable_ = reason_of(errno);
 }
 
 TcpPath::~TcpPath() {
@@ -273,8 +273,13 @@ std::string TcpPath::fault() {
 }
 
 void TcpPath::close() {
-    // It takes effect at once; unsent bytes are dropped.
-    if (fd_ >= 0) ::close(fd_);
+    if (fd_ >= 0) {
+        // It takes effect at once; unsent bytes are dropped. Where a child of this process has inherited the descriptor,
+        // closing it would neither end the connection, nor its events, which refer to this path.
+        epoll_ctl(wire_->epoll_, EPOLL_CTL_DEL, fd_, nullptr);
+        shutdown(fd_, SHUT_RDWR);
+        ::close(fd_);
+    }
     fd_ = -1;
     batch_.clear();
     landing_ = Landing();
@@ -305,7 +310,10 @@ TcpWire::TcpWire(int its_rank, int its_size, TcpSettings its_settings)
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.ptr = nullptr;
-    epoll_ctl(epoll_, EPOLL_CTL_ADD, command_fd_, &event);
+    const bool opened = epoll_ >= 0 && query_socket_ >= 0 && command_fd_ >= 0 && event_fd_ >= 0;
+    if (!opened || epoll_ctl(epoll_, EPOLL_CTL_ADD, command_fd_, &event)) {
+        lose("rank " + std::to_string(rank) + " cannot open its descriptors: " + reason_of(errno));
+    }
     const auto tiers = striped(settings.tiers, settings.stripes);
     for (int peer = 0; peer < size; ++peer) {
         if (peer == rank) continue;
@@ -320,7 +328,9 @@ TcpWire::TcpWire(int its_rank, int its_size, TcpSettings its_settings)
 
 TcpWire::~TcpWire() {
     shut();
-    for (const int fd : {epoll_, query_socket_, command_fd_, event_fd_}) ::close(fd);
+    for (const int fd : {epoll_, query_socket_, command_fd_, event_fd_}) {
+        if (fd >= 0) ::close(fd);
+    }
 }
 
 void TcpWire::lose(const std::string &text) {
@@ -596,7 +606,9 @@ void TcpWire::use_socket(const Command &command) {
         add_event(TcpEvent{TcpEvent::PATH_DOWN, command.peer, command.stripe, command.generation, ""});
         return;
     }
-    link->add_path(new TcpPath(PathId{command.stripe, command.generation}, link, this, command.fd));
+    auto *path = new TcpPath(PathId{command.stripe, command.generation}, link, this, command.fd);
+    link->add_path(path);
+    if (!path->unusable().empty()) link->drop_path(path, path->unusable());
 }
 
 void TcpWire::add_event(TcpEvent event) {

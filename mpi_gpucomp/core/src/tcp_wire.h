@@ -50,6 +50,9 @@ class TcpPath : public Path {
     void on_ready(uint32_t events);
     bool is_open() const { return fd_ >= 0; }
 
+    // Return why the path cannot be used from the start; empty: it can.
+    const std::string &unusable() const { return unusable_; }
+
     bool queued = false;  // for a flush
 
   private:
@@ -67,6 +70,7 @@ class TcpPath : public Path {
     TcpWire *const wire_;
     int fd_;
     int64_t last_seen_;
+    std::string unusable_;
     bool bridged_ = false;  // a local socket, whose bytes the control side carries on
     bool blocked_ = false;
     std::deque<Packet> batch_;
