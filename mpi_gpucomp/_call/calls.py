@@ -8,7 +8,7 @@ passed through to the MPI library.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -94,6 +94,20 @@ class Call:
     def nbytes(self) -> int:
         """Return the size of all blocks in bytes, as far as every rank knows it."""
         return sum(self.counts) * self.blocks.buffer.dtype.itemsize if self.counts else 0
+
+    @property
+    def plan_key(self) -> Hashable | None:
+        """Return what a plan depends on, the state of the tuner aside; None if that cannot be compared fast."""
+        asked: tuple[object, ...] = ()
+        if self.options:
+            asked = tuple(self.options.get(option) for option in ("codec", "role", "algorithm", "chunk"))
+            if not all(option is None or isinstance(option, (str, int)) for option in asked):
+                return None
+            asked = *asked, self.options.get("name") is None
+        if self.unsupported is not None:
+            return None
+        dtype = self.blocks.buffer.dtype.name
+        return self.method, self.blocking, self.counts, dtype, self.op, self.root, self.in_place, self.part_of, asked
 
     @property
     def title(self) -> str:

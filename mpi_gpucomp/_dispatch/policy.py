@@ -22,6 +22,8 @@ from mpi_gpucomp.schedule.verify import checked
 from mpi_gpucomp.transport.selection import MPI_WIRE
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from mpi_gpucomp._call.calls import Call
     from mpi_gpucomp._dispatch.plan import Settings
     from mpi_gpucomp._dispatch.runtime import Runtime
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Policy"]
 
+MAX_PLANS = 256
 SINGLE_CHUNK = 1 << 19
 """Bytes up to which the engine gains nothing over the MPI library without a codec, if it has a faster wire."""
 
@@ -45,9 +48,23 @@ class Policy:
         self._library = None if settings.plans is None else ScheduleLibrary(settings.plans, self._nodes)
         self._wire = runtime.wire
         self._rules = (self._native_only, self._explicit, self._from_library, self._small)
+        self._plans: dict[Hashable, Plan] = {}
+        """Plans of the engine that the tuner has no part in, by `Call.plan_key`."""
 
     def plan(self, call: Call, *, explore: bool = True) -> Plan:
         """Return the plan of the first rule that applies; without `explore`, the tuner races no candidates."""
+        key = call.plan_key
+        known = self._plans.get(key)
+        if known is not None:
+            return known
+        plan = self._plan(call, explore=explore)
+        if key is not None and plan.route is Route.ENGINE and not isinstance(self._codec(call), Auto):
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
+
+    def _plan(self, call: Call, *, explore: bool) -> Plan:
         for rule in self._rules:
             plan = rule(call)
             if plan is not None:

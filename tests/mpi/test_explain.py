@@ -30,3 +30,38 @@ def test_explaining_auto_says_how_it_was_chosen() -> None:
     done = run(2, "-m", "mpi_gpucomp", "explain", "Bcast", "--size", "8M", "--codec", "auto")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "why: auto, predicted by the model"
+
+
+PLANS = """
+import numpy as np
+from mpi4py import MPI
+from mpi_gpucomp import Communicator
+
+with Communicator(MPI.COMM_WORLD, "split", roles={"weights": "none"}) as comm:
+    values, others = (np.zeros(1 << 20, np.float32) for _ in range(2))
+    plan = comm.explain("Bcast", values)
+    assert comm.explain("Bcast", others) is plan
+    different = [
+        comm.explain("Bcast", values, 1),
+        comm.explain("Bcast", values[: 1 << 19]),
+        comm.explain("Bcast", values.view(np.float64)),
+        comm.explain("Bcast", values, chunk=1 << 16),
+        comm.explain("Bcast", values, role="weights"),
+        comm.explain("Bcast", values, codec="zfp:rate=8"),
+        comm.explain("Bcast", values, algorithm="tree"),
+        comm.explain("Bcast", values, name="w"),
+        comm.explain("Allreduce", values, others),
+        comm.explain("Allreduce", values, others, MPI.MAX),
+        comm.explain("Allreduce", MPI.IN_PLACE, others),
+    ]
+    assert len({id(one) for one in (plan, *different)}) == 12
+    assert [different[n].codec.spec for n in (4, 5)] == ["none", "zfp:rate=8"]
+    assert (different[0].algorithm.spec.root, different[3].chunk_bytes) == (1, 1 << 16)
+    assert [one.algorithm.in_place for one in different[-2:]] == [False, True]
+    assert different[6].algorithm.name != plan.algorithm.name and different[7].why == "the call has a name"
+"""
+
+
+def test_equal_calls_share_a_plan_and_others_do_not() -> None:
+    done = run(2, "-c", PLANS)
+    assert done.returncode == 0, done.stderr
