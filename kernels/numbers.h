@@ -21,6 +21,18 @@ struct Select<false, A, B> {
     typedef B type;
 };
 
+// N adjacent elements that a lane of a GPU accesses at once, or in parts of 16 bytes.
+template <class T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
+    T x[N];
+};
+
+// Returns whether lanes may access packs of N elements of an array, which may start at any element.
+template <int N, class T>
+DEVICE bool in_packs(const T *array) {
+    return WIDE_ACCESS && N > 1 && (u64)array % alignof(Pack<T, N>) == 0;
+}
+
 // `Wide<T>::type` is the type in which arithmetic on T is done.
 template <class T>
 struct Wide {

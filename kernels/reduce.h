@@ -84,7 +84,14 @@ struct Onto<Replace, T> {
 
 template <class Op, int N, class T, class X>
 DEVICE void put_lanes(T *to, i64 start, i64 count, const Lane<X> (&x)[N]) {
-    if (start + N * LANES <= count) {
+    if (start + N * LANES <= count && in_packs<N>(to)) {
+        FOR_LANES(l) {
+            Pack<T, N> *const at = (Pack<T, N> *)(to + start + N * l);
+            Pack<T, N> pack = *at;
+            UNROLL for (int j = 0; j < N; ++j) Onto<Op, T>::put(pack.x[j], x[j][l]);
+            *at = pack;
+        }
+    } else if (start + N * LANES <= count) {
         FOR_LANES(l) {
             UNROLL for (int j = 0; j < N; ++j) Onto<Op, T>::put(to[start + N * l + j], x[j][l]);
         }

@@ -22,6 +22,7 @@ constexpr int BLOCKS_PER_SM = 6;  // 80 registers per lane; without this limit p
 #define UNROLL _Pragma("unroll")
 
 constexpr int COUNTER_COPIES = 4;
+constexpr bool WIDE_ACCESS = true;  // adjacent elements of a lane are worth an access of up to 16 bytes
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 

@@ -22,6 +22,7 @@
 #define FOR_LANES_IN_TURN(l) _Pragma("GCC unroll 32") for (int l = 0; l < LANES; ++l)
 #define ONE_LANE
 constexpr int COUNTER_COPIES = 8;  // of a counter that many lanes increment, to reduce dependencies between them
+constexpr bool WIDE_ACCESS = false;
 #define WARP_SHARED(T, name, n) alignas(64) T name[n]
 #define BLOCK_SHARED(T, name, n) WARP_SHARED(T, name, n)
 constexpr int WARPS_PER_BLOCK = 1;

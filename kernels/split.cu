@@ -4,8 +4,7 @@
 // one per lane, 16-bit output words, and one table of frequencies (out of 4096) for the whole stream.
 //
 // Stream: a stream of tiles (tiles.h). Tile 0 is the frequency table: first exponent and number of exponents (u16 each), then a u16
-// for each. Every other tile is up to 16384 values of 2 bytes, or 32768 larger ones, in groups of 32: the 32 states (u32 each), the
-// groups' raw bits, the words. The initial states are 16 raw bits each, so the first 64 raw bytes are not
+// for each. Every other tile is up to 4096 values in groups of 32: the 32 states (u32 each), the groups' raw bits, the words. The initial states are 16 raw bits each, so the first 64 raw bytes are not
 // stored again. The encoder walks the groups forwards, the decoder backwards, and its final states are those 64 bytes.
 #include "reduce.h"
 #include "split_layout.h"
@@ -220,7 +219,7 @@ DEVICE int encode_group(const Lane<u32> &exponent, const Table &table, Lane<u32>
 
 template <class T, class Table>
 DEVICE u32 encode_tile(const typename Layout<T>::U *from, i64 start, i64 count, bool last, const Table &table, u8 *out) {
-    constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS;
+    constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS, AT_ONCE = Parts<T>::AT_ONCE;
     const int groups = (int)((count - start < Parts<T>::TILE ? count - start + LANES - 1 : Parts<T>::TILE) / LANES);
     u8 *const raw_at = out + STATE_BYTES - SEED_BYTES;
     Lane<u32> state, exponent;
@@ -234,10 +233,16 @@ DEVICE u32 encode_tile(const typename Layout<T>::U *from, i64 start, i64 count, 
     warp_sync();
     FOR_LANES(l) state[l] = SEED | ((const u16 *)raw_at)[l];
     u16 *const words = (u16 *)(raw_at + raw_bytes<T>(groups)), *word = words;
-    for (int g = 0; g < groups; ++g) {
-        load_group<T>(from, start + g * LANES, count, exponent, raw);
-        if (g >= SEEDED) store_raw<T>(raw, raw_at + g * RAW);
-        word += encode_group(exponent, table, state, word);
+    for (int g = 0; g < groups; g += AT_ONCE) {
+        Lane<u32> exponents[AT_ONCE];
+        Lane<typename Layout<T>::U> raws[AT_ONCE];
+        UNROLL for (int i = 0; i < AT_ONCE; ++i)
+            if (g + i < groups) load_group<T>(from, start + (g + i) * LANES, count, exponents[i], raws[i]);
+        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+            if (g + i >= groups) break;
+            if (g + i >= SEEDED) store_raw<T>(raws[i], raw_at + (g + i) * RAW);
+            word += encode_group(exponents[i], table, state, word);
+        }
     }
     const u32 odd = (word - words) & 1;
     warp_sync();  // the last of these words are the seeds, which all lanes have read
@@ -289,10 +294,8 @@ DEVICE bool decode_group(const typename DecodeSlot<T>::Entry *slots, Lane<u32> &
 }
 
 template <class T>
-DEVICE void store_group(const Lane<u32> &exponent, const u8 *raw_at, T *to, i64 start, i64 count, i64 op) {
-    Lane<typename Layout<T>::U> raw;
+DEVICE void store_group(const Lane<u32> &exponent, const Lane<typename Layout<T>::U> &raw, T *to, i64 start, i64 count, i64 op) {
     Lane<T> value[1];
-    load_raw<T>(raw_at, raw);
     FOR_LANES(l) value[0][l] = value_of(Parts<T>::join(exponent[l], raw[l]), T());
     store_lanes(to, start, count, value, op);
 }
@@ -300,7 +303,7 @@ DEVICE void store_group(const Lane<u32> &exponent, const u8 *raw_at, T *to, i64 
 // Decodes one tile; fails if its words do not add up to `size` bytes.
 template <class T>
 DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::Entry *slots, T *to, i64 start, i64 count, i64 op) {
-    constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS;
+    constexpr int RAW = Parts<T>::RAW_BYTES, SEEDED = Parts<T>::SEEDED_GROUPS, AT_ONCE = Parts<T>::AT_ONCE;
     const int groups = (int)((count - start < Parts<T>::TILE ? count - start + LANES - 1 : Parts<T>::TILE) / LANES);
     const i64 before_words = STATE_BYTES - SEED_BYTES + raw_bytes<T>(groups);
     if (size < before_words) return false;
@@ -312,14 +315,21 @@ DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::En
         seeded[0][l] = seeded[1][l] = 0;
     }
     i64 left = (size - before_words) / 2 - (*(const u32 *)in >> 31);
-    for (int g = groups - 1; g >= 0; --g) {
-        if (!decode_group<T>(slots, state, words, left, exponent)) return false;
-        if (g >= SEEDED)
-            store_group(exponent, raw_at + g * RAW, to, start + g * LANES, count, op);
-        else if (g)
-            seeded[1] = exponent;
-        else
-            seeded[0] = exponent;
+    for (int end = groups; end > 0; end -= AT_ONCE) {
+        Lane<typename Layout<T>::U> raws[AT_ONCE];
+        UNROLL for (int i = 0; i < AT_ONCE; ++i)
+            if (end - 1 - i >= SEEDED) load_raw<T>(raw_at + (end - 1 - i) * RAW, raws[i]);
+        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+            const int g = end - 1 - i;
+            if (g < 0) break;
+            if (!decode_group<T>(slots, state, words, left, exponent)) return false;
+            if (g >= SEEDED)
+                store_group(exponent, raws[i], to, start + g * LANES, count, op);
+            else if (g)
+                seeded[1] = exponent;
+            else
+                seeded[0] = exponent;
+        }
     }
     // The states are back at their initial values: the first raw bytes, which the first groups need.
     WARP_SHARED(u32, raw, SEEDED * RAW / 4);
@@ -332,8 +342,13 @@ DEVICE bool decode_tile(const u8 *in, i64 size, const typename DecodeSlot<T>::En
         wrong[l] = state[l] >> 16 != SEED >> 16;
     }
     warp_sync();
-    UNROLL for (int g = 0; g < SEEDED; ++g)
-        if (g < groups) store_group(seeded[g], (const u8 *)raw + g * RAW, to, start + g * LANES, count, op);
+    UNROLL for (int g = 0; g < SEEDED; ++g) {
+        if (g < groups) {
+            Lane<typename Layout<T>::U> bits;
+            load_raw<T>((const u8 *)raw + g * RAW, bits);
+            store_group(seeded[g], bits, to, start + g * LANES, count, op);
+        }
+    }
     warp_sync();
     return left == 0 && reduce_or(wrong) == 0;
 }

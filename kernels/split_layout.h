@@ -35,7 +35,10 @@ struct Parts : Layout<T> {
     typedef Layout<T> L;
     typedef typename L::U U;
     static constexpr int SYMBOLS = 1 << L::EXPONENT;
-    static constexpr int GROUPS = sizeof(T) == 2 ? 512 : 1024, TILE = GROUPS * LANES;
+    static constexpr int GROUPS = 128, TILE = GROUPS * LANES;  // small enough that a chunk's tiles fill a GPU
+    // Groups at a time: a GPU loads all before it stores what it makes of the first, so that their latencies overlap. Types with
+    // bit planes are slower on a host with more than one.
+    static constexpr int AT_ONCE = L::PLANES ? 1 : 4;
     static constexpr int RAW_BYTES = LANES * (4 * L::WORDS + 2 * L::HALVES + L::BYTES) + 4 * L::PLANES;
     static constexpr int SEEDED_GROUPS = (SEED_BYTES + RAW_BYTES - 1) / RAW_BYTES;
     static constexpr i64 SLOT = STATE_BYTES + GROUPS * RAW_BYTES + 2 * TILE + SLACK;

@@ -58,6 +58,13 @@ DEVICE void inverse_lift(Int &x, Int &y, Int &z, Int &w) {
 // Fills value[0..3] of every lane with its block; a partial block gets libzfp's padding.
 template <class T, class F>
 DEVICE void load_blocks(const T *from, i64 start, i64 count, Lane<F> (&value)[ZFP_BLOCK]) {
+    if (start + TILE <= count && in_packs<ZFP_BLOCK>(from)) {
+        FOR_LANES(l) {
+            const Pack<T, ZFP_BLOCK> pack = *(const Pack<T, ZFP_BLOCK> *)(from + start + ZFP_BLOCK * l);
+            UNROLL for (int j = 0; j < ZFP_BLOCK; ++j) value[j][l] = widen(pack.x[j]);
+        }
+        return;
+    }
     if (start + TILE <= count) {
         FOR_LANES(l) {
             UNROLL for (int j = 0; j < ZFP_BLOCK; ++j) value[j][l] = widen(from[start + ZFP_BLOCK * l + j]);

@@ -43,7 +43,7 @@ square root of the message size. Chunks through shared memory take less time, so
 """
 ENCODED_CHUNKS, MIN_ENCODED_CHUNK, MAX_ENCODED_CHUNK = 16, 1 << 19, 1 << 21
 """With a codec a message is cut into this many chunks, whose size in bytes is clamped."""
-GPU_CHUNKS, MIN_GPU_CHUNK, MAX_GPU_CHUNK = 16, 1 << 20, 1 << 24
+GPU_CHUNKS, MIN_GPU_CHUNK, MAX_GPU_CHUNK, GPU_UNIT = 24, 1 << 20, 1 << 24, 1 << 16
 """The same on GPUs: a short chunk leaves multiprocessors without work, and launches cost more than the kernels do."""
 
 
@@ -133,7 +133,7 @@ def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False, gpu: 
     `coded` is True with a codec, `shared` if all ranks are on one node, `gpu` if elements are on GPUs.
     """
     if coded and gpu:
-        return min(MAX_GPU_CHUNK, max(MIN_GPU_CHUNK, nbytes // GPU_CHUNKS))
+        return min(MAX_GPU_CHUNK, max(MIN_GPU_CHUNK, nbytes // GPU_CHUNKS & -GPU_UNIT))
     if not coded:
         best = isqrt(nbytes * (SHARED_MEMORY_UNIT if shared else RAW_UNIT))
         return min(MAX_RAW_CHUNK, max(MIN_RAW_CHUNK, best & -MIN_RAW_CHUNK))

@@ -88,7 +88,7 @@ def test_wire_ids() -> None:
         "mpc:stride=4": 0x02010004,
         "bound:abs=0.001": 0x03010000,
         "bound:rel=0.01": 0x03010000,
-        "split": 0x04010000,
+        "split": 0x04020000,
         "cast:bf16": 0x05010001,
         "cast:f16": 0x05010002,
         "cast:f32": 0x05010003,

@@ -43,9 +43,7 @@ class Planted(NamedTuple):
 
 PLANTED = {
     "read": Planted("mpc", "mpc.cu", "if (size < 4 * BLOCKS * N) return false;", "", "heap-buffer-overflow"),
-    "write": Planted(
-        "mpc", "tiles.cu", "if (start + l < tiles) offsets", "if (start <= tiles) offsets", "heap-buffer-overflow"
-    ),
+    "write": Planted("mpc", "reduce.h", "if (start + N * l + j < count) Onto", "Onto", "heap-buffer-overflow"),
     "shift": Planted("zfp:rate=32", "zfp.cu", "bits ? length : 0", "length", "shift exponent"),
 }
 

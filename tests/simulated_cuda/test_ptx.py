@@ -110,6 +110,33 @@ def test_right_kernels_give_what_they_should(program: Program, nvrtc: Any) -> No
     assert (profile["loads"], profile["load_sectors"]) == (TILES, 4 * TILES)
 
 
+FOURS = """
+#include "reduce.h"
+KERNEL(fours, const f32 *from, f32 *to, i64 count) {
+    FOR_TILES(t) {
+        Lane<f32> x[4];
+        FOR_LANES(l) UNROLL for (int j = 0; j < 4; ++j) x[j][l] = from[128 * t + 4 * l + j];
+        store_lanes(to, 128 * t, count, x, SUM);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(("shift", "stores"), [(0, 1), (1, 4)])
+def test_adjacent_elements_are_stored_at_once_where_they_are_aligned(
+    program: Program, nvrtc: Any, shift: int, stores: int
+) -> None:
+    count = 128 * TILES
+    values = np.arange(count, dtype=np.float32)
+    source, to = program.put(values.tobytes()), program.put(np.ones(count + shift, np.float32).tobytes())
+    program.launch("fours", None, TILES, source, to + 4 * shift, count, module=program.module(compiled(nvrtc, FOURS)))
+    found = np.frombuffer(program.bytes_at(to, 4 * (count + shift)), np.float32)
+    assert (found[:shift] == 1).all()
+    assert (found[shift:] == values + 1).all()
+    assert program.machine.findings == []
+    assert program.machine.profiles["fours"]["stores"] == stores * TILES
+
+
 MISTAKES = {
     "nothing orders the lanes": ("warp_sync();", "", "race in shared memory: lane .* what another thread"),
     "an index behind the end": ("from[32 * t + l]", "from[32 * t + l + 1]", "lane 31 reads 4 bytes"),

@@ -157,7 +157,7 @@ def test_a_frame_that_does_not_match_the_receiver_is_an_error(stream):
         return str(caught.value)
 
     start = "frame from rank 1: expected"
-    assert mismatch("mpc", back) == f"{start} codec mpc (wire id 0x2010001), got wire id 0x4010000. {REMEDY}"
+    assert mismatch("mpc", back) == f"{start} codec mpc (wire id 0x2010001), got wire id 0x4020000. {REMEDY}"
     assert mismatch("split", back[:10].copy()) == f"{start} 40 bytes of float32, got 4000 bytes of float32. {REMEDY}"
     wide = back.astype(np.float64)[:500]
     assert mismatch("split", wide) == f"{start} 4000 bytes of float64, got 4000 bytes of float32. {REMEDY}"

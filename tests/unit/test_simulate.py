@@ -274,12 +274,30 @@ def test_default_chunk_bytes():
     assert cost.default_chunk_bytes(1, coded=False) == MIB // 4
     assert [cost.default_chunk_bytes(n * MIB, coded=False) // MIB for n in (64, 256, 1024, 65536)] == [1, 2, 4, 4]
     assert cost.default_chunk_bytes(64 * MIB, coded=False, shared=True) == 2 * MIB
-    assert [cost.default_chunk_bytes(n * MIB, coded=True, gpu=True) // MIB for n in (1, 64, 256, 1024)] == [
-        1,
-        4,
-        16,
-        16,
+    on_gpu = [cost.default_chunk_bytes(n * MIB, coded=True, gpu=True) for n in (1, 64, 256, 1024)]
+    assert on_gpu == [MIB, 42 << 16, 170 << 16, 16 * MIB]
+
+
+LAUNCH, FRAME = 4e-6, 4e-6
+"""Seconds that a kernel takes at least, and that header and checksum of a chunk take."""
+
+
+@pytest.mark.parametrize(
+    ("kernels", "encode", "decode", "ratio", "most"),
+    [(2, 7.6, 4.6, 4.0, 0.55), (3, 11.7, 7.7, 3.34, 0.55), (4, 16.5, 8.4, 1.5, 0.85)],
+    ids=["zfp:rate=8", "bound:abs=1e-4", "split of bfloat16"],
+)
+def test_compression_pays_between_gpus(kernels: int, encode: float, decode: float, ratio: float, most: float):
+    """A model: microseconds of kernels for 4 MiB at an A100's memory bandwidth, as the simulated machine has them."""
+    topology, nbytes = preset("a100-hdr", 4), 64 * MIB
+    raw = simulate(CHAIN, topology, nbytes, cost.default_chunk_bytes(nbytes, coded=False)).seconds
+    chunk = cost.default_chunk_bytes(nbytes, coded=True, gpu=True)
+    seconds = [
+        max(launches * LAUNCH, us * 1e-6 * chunk / (4 * MIB) + FRAME)
+        for launches, us in ((kernels, encode), (2, decode))
     ]
+    codec = CodecCost(seconds[0] / chunk, seconds[1] / chunk, ratio)
+    assert simulate(CHAIN, topology, nbytes, chunk, codec).seconds <= most * raw
 
 
 def paper_setup(spec: str | None, algorithm: str, ranks: int, nbytes: int) -> Simulation:

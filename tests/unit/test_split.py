@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SPLIT = Split()
 CHUNK = 1 << 20
+TILE = 4096
 every_type = pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 
 
@@ -48,8 +49,7 @@ def raw_bits(values: np.ndarray) -> int:
 
 
 def borders(dtype: np.dtype) -> list[int]:
-    tile = 16384 if dtype.itemsize == 2 else 32768
-    near_tiles = (tiles * tile + more for tiles in (1, 2) for more in (-32, -1, 0, 1, 33))
+    near_tiles = (tiles * TILE + more for tiles in (1, 2) for more in (-32, -1, 0, 1, 33))
     return [1, 2, 31, 32, 33, 63, 64, 65, 95, 96, 97, 1000, *near_tiles]
 
 
@@ -133,11 +133,12 @@ def layers(dtype: np.dtype) -> np.ndarray:
 def test_the_size_is_close_to_the_entropy(dtype: np.dtype, make: object, stream: Stream) -> None:
     values = make(dtype)  # type: ignore[operator]
     data = encode(SPLIT, values, stream)
-    assert 8 * len(data) - raw_bits(values) < 1.01 * entropy_bits(values)
+    states = 48 * 8 * -(-values.size // TILE)  # of a tile: at most 12 bits for each lane, its size included
+    assert 8 * len(data) - raw_bits(values) < 1.005 * entropy_bits(values) + states
     assert same_bits(decoded(SPLIT, data, values, stream), values)
 
 
-MIN_RATIOS = {"bfloat16": 1.45, "float16": 1.1, "float32": 1.18, "float64": 1.14}
+MIN_RATIOS = {"bfloat16": 1.5, "float16": 1.17, "float32": 1.2, "float64": 1.15}
 
 
 @pytest.mark.parametrize(("name", "least"), MIN_RATIOS.items())
