@@ -55,7 +55,7 @@ class Machine:
         self.generation = 0
         """Counts the starts of the machine: handles of an earlier one are invalid."""
         self.driver: Any = ctypes.CDLL(str(self.path))
-        names = ("configure", "findings", "inject", "counts", "fault", "profiles")
+        names = ("configure", "findings", "inject", "counts", "fault", "profiles", "interpreted")
         self._text = {name: getattr(self.driver, f"simcuda_{name}") for name in names}
         for function in self._text.values():
             function.restype = ctypes.c_char_p
@@ -138,6 +138,11 @@ class Machine:
     def profiles(self) -> dict[str, Counter[str]]:
         """What each interpreted kernel did since the counts were reset: instructions, bytes, sectors of memory."""
         return {name: Counter(counts) for name, counts in json.loads(self._text["profiles"]()).items()}
+
+    @property
+    def interpreted(self) -> set[str]:
+        """The kernels whose PTX has run in this process, each beside the host's, which has to write the same bytes."""
+        return set(self._text["interpreted"]().decode().split())
 
     def stream_counts(self, handle: int) -> Counter[str]:
         """Return the counts of a stream since they were reset."""

@@ -1,4 +1,4 @@
-"""A plugin of pytest: GPU kernels are compiled from another folder, which `MPI_GPUCOMP_MUTANT` names."""
+"""GPU kernels are compiled from another folder, which the environment variable `MPI_GPUCOMP_MUTANT` names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 
 from mpi_gpucomp.device import library
 
+__all__ = ["VARIABLE", "use_mutant"]
+
 VARIABLE = "MPI_GPUCOMP_MUTANT"
 
-if VARIABLE in os.environ:
-    library.__dict__["kernels_directory"] = lambda: Path(os.environ[VARIABLE])
+
+def use_mutant() -> None:
+    """Compile that folder's kernels, if the variable is set."""
+    if VARIABLE in os.environ:
+        library.__dict__["kernels_directory"] = lambda: Path(os.environ[VARIABLE])

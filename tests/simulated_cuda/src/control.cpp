@@ -71,6 +71,14 @@ CONTROL const char *simcuda_profiles() {
     return give(machine().profiles_as_json());
 }
 
+// The names of the kernels whose PTX has run beside the host's, since the process began.
+CONTROL const char *simcuda_interpreted() {
+    Guard guard(machine().lock);
+    std::string all;
+    for (const std::string &name : machine().interpreted) all += name + "\n";
+    return give(all);
+}
+
 CONTROL void simcuda_reset_counts() {
     Guard guard(machine().lock);
     machine().reset_counts();

@@ -297,6 +297,7 @@ public:
     std::mt19937_64 random;
     std::vector<std::string> op_names;
     std::map<std::string, ptx::Profile> profiles;
+    std::set<std::string> interpreted;  // kernels whose PTX has run beside the host's, since the process began
     u64 calls = 0, event_count = 0, allocation_count = 0;
     struct Unfinished {
         u32 writers = 0, readers = 0;

@@ -62,6 +62,7 @@ struct Warp {
     // Time: it advances where other threads may see what was done before. `met` is when all lanes met last.
     u32 now = 1, met = 0;
     std::vector<u32> seen, arriving, released;  // times of other warps
+    bool releasing = false;                     // by the next atomic
 };
 
 struct Block {
@@ -119,6 +120,7 @@ private:
     u64 last_page_ = ~0ull;
     Cell *last_cells_ = nullptr;
     std::unordered_map<u64, std::vector<u32>> released_;
+    std::unordered_map<u64, std::map<u32, u32>> atomics_;  // of a word of global memory: warps, and when each changed it
 
     std::unique_ptr<Block> block(u32 index) {
         auto made = std::make_unique<Block>();
@@ -618,6 +620,7 @@ private:
         for (size_t i = 0; i < warp.seen.size(); ++i) warp.seen[i] = std::max(warp.seen[i], warp.arriving[i]);
         warp.released = warp.seen;
         warp.released[warp.index] = warp.now++;
+        warp.releasing = true;
     }
 
     // Memory.
@@ -731,9 +734,26 @@ private:
         const char *found = nullptr;
         for (u64 i = 0; i < nbytes; ++i) {
             Cell &cell = place.shared ? warp.block->cells[place.address + i] : *cells_of(place.address + i);
+            if (!place.shared && (atomic || cell.atomic) && !among_atomics(warp, place.address + i, write, atomic))
+                found = write ? "writes what another thread writes" : "reads what another thread writes";
             if (const char *what = race(warp, lane, cell, write, atomic, same_bytes >> i & 1)) found = what;
         }
         if (found) find(warp, at, format("a race in %s memory: lane %d %s", place.shared ? "shared" : "global", lane, found));
+    }
+
+    // Remembers the atomics of all warps on a byte, not of the last one alone; returns false if an access that is not
+    // atomic comes behind one that nothing orders before it.
+    bool among_atomics(const Warp &warp, u64 address, bool write, bool atomic) {
+        auto &changes = atomics_[address / 4];
+        if (atomic) {
+            // The first one behind a fence releases what was before the fence, and is seen with that.
+            if (write) changes[warp.index] = warp.releasing ? warp.released[warp.index] : warp.now;
+            return true;
+        }
+        for (const auto &[other, time] : changes)
+            if (other != warp.index && (other >= warp.seen.size() || time > warp.seen[other])) return false;
+        if (write) changes.clear();
+        return true;
     }
 
     bool constant(const Place &place) const {
@@ -841,6 +861,7 @@ private:
                 }
             }
         }
+        warp.releasing = false;
     }
 };
 

@@ -14,6 +14,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "comparison.h"
 #include "machine.h"
 
 namespace simcuda {
@@ -40,6 +41,7 @@ struct Recorder {
     int next_known = 0;
     u64 wrong = 0, wrong_bytes = 0;
     bool wrong_write = false;
+    Comparison *comparison = nullptr;
     sigjmp_buf out;
 };
 
@@ -75,13 +77,8 @@ Range own_image() {
     siglongjmp(recorder.out, 1);
 }
 
-void record_access(u64 address, u64 nbytes, bool write) {
+void record_range(u64 address, u64 nbytes, bool write) {
     Recorder &r = recorder;
-    if (!r.active) return;
-    if (address - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS)
-        address -= ALIAS_OFFSET;
-    else if (address >= r.stack_start && address < r.stack_end)
-        return;
     const u64 end = address + nbytes;
     const auto covers = [&](Run &run) {
         if (address < run.start || address > run.end || end > run.limit) return false;
@@ -115,6 +112,17 @@ void record_access(u64 address, u64 nbytes, bool write) {
     Run &evicted = runs[r.latest[write]];
     if (evicted.start < evicted.end) r.done[write].push_back({evicted.start, evicted.end});
     evicted = {address, end, limit};
+}
+
+void record_access(u64 address, u64 nbytes, bool write) {
+    Recorder &r = recorder;
+    if (!r.active) return;
+    if (address - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS)
+        address -= ALIAS_OFFSET;
+    else if (address >= r.stack_start && address < r.stack_end)
+        return;
+    record_range(address, nbytes, write);
+    if (write && r.comparison) r.comparison->before_write(address, nbytes);
 }
 
 std::vector<Range> merged(std::vector<Range> &ranges) {
@@ -195,11 +203,14 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
     r.machine = this;
     r.stream = &stream;
     r.op = &op;
-    for (int write = 0; write < 2; ++write) {
-        r.done[write].clear();
-        for (Run &run : r.runs[write]) run = {};
-    }
-    for (Range &range : r.known) range = {};
+    const auto forget = [&r] {
+        for (int write = 0; write < 2; ++write) {
+            r.done[write].clear();
+            for (Run &run : r.runs[write]) run = {};
+        }
+        for (Range &range : r.known) range = {};
+    };
+    forget();
     i64 i[14] = {};
     double d[4] = {};
     size_t integer = 0, number = 0;
@@ -224,26 +235,54 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
 #if defined(__SSE2__)
     const unsigned mode = _mm_getcsr();
 #endif
-    r.active = true;
-    std::string fault;
-    volatile ptx::End end = ptx::End::DONE;
-    const bool failed = sigsetjmp(r.out, 1);
-    if (!failed && op.program)
-        end = interpret(op, &fault);
-    else if (!failed)
+    // Runs the kernel; returns false if it was stopped.
+    const auto guarded = [&](auto run) {
+        r.active = true;
+        const bool stopped = sigsetjmp(r.out, 1);
+        if (!stopped) run();
+        r.active = false;
+#if defined(__SSE2__)
+        _mm_setcsr(mode);
+#endif
+        for (const u64 page : opened) {
+            const auto known = protected_pages.find(page);
+            const bool readable = known != protected_pages.end() && !known->second.writers;
+            mprotect((void *)page, PAGE, readable ? PROT_READ : PROT_NONE);
+        }
+        opened.clear();
+        return !stopped;
+    };
+    const auto on_host = [&](const std::vector<Range> &parts) {
         for (const Range &part : parts)
             ((Entry)op.kernel->function)((i64)part.start, (i64)part.end, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7],
                                          i[8], i[9], i[10], i[11], i[12], i[13], d[0], d[1], d[2], d[3]);
-    r.active = false;
-#if defined(__SSE2__)
-    _mm_setcsr(mode);
-#endif
-    for (const u64 page : opened) {
-        const auto known = protected_pages.find(page);
-        const bool readable = known != protected_pages.end() && !known->second.writers;
-        mprotect((void *)page, PAGE, readable ? PROT_READ : PROT_NONE);
+    };
+    std::string fault;
+    ptx::End end = ptx::End::DONE;
+    bool failed;
+    if (!op.program) {
+        failed = !guarded([&] { on_host(parts); });
+    } else {
+        Comparison comparison(*this);
+        bool compared = false;
+        if (op.kernel->function) {
+            r.comparison = &comparison;
+            // One tile in each call: within a call, encoders on the host write tiles without gaps.
+            std::vector<Range> tiles;
+            for (i64 tile = op.first; tile < op.last; ++tile) tiles.push_back({(u64)tile, (u64)tile + 1});
+            std::shuffle(tiles.begin(), tiles.end(), random);
+            compared = guarded([&] { on_host(tiles); });
+            comparison.rewind();
+            forget();
+        }
+        failed = !guarded([&] { end = interpret(op, &fault); });
+        r.comparison = nullptr;
+        if (compared && !failed && end == ptx::End::DONE) {
+            interpreted.insert(op.kernel->name);
+            const std::string wrong = comparison.difference();
+            if (!wrong.empty()) find("ptx: " + op.kernel->name + ": " + wrong);
+        }
     }
-    opened.clear();
     if (failed) {
         const u64 address = r.wrong - (r.wrong - PUBLIC_BASE - ALIAS_OFFSET < WINDOWS ? ALIAS_OFFSET : 0);
         const Allocation *allocation = allocation_at(address, true);
