@@ -18,7 +18,7 @@ from mpi_gpucomp._dispatch.runtime import Runtime
 from mpi_gpucomp._tuning.tuner import Tuner
 from mpi_gpucomp.device import gpu_in_use
 from mpi_gpucomp.device.producer import stream_handle
-from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.errors import AgreementError, DeadlockError, PeerError, RankFailedError, SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -93,8 +93,11 @@ class Dispatcher:
         try:
             call = parse_call(method, args, options, self._rank, self._size, blocking=blocking)
             return call, self._policy.plan(call, explore=explore)
+        except (AgreementError, DeadlockError, PeerError, RankFailedError):
+            raise  # from a comparison that the other ranks have joined: to report it would be one call more than theirs
         except Exception as error:
-            self.runtime.report(call.title if call else method, options.get("name") or "", error)
+            name = options.get("name")
+            self.runtime.report(call.title if call else method, name if isinstance(name, str) else "", error)
             raise
 
     # Named collectives

@@ -28,6 +28,8 @@ RANK, SIZE = WORLD.rank, WORLD.size
 ODD = RANK == 1
 COUNTS = (1000, 60_000)
 """Elements of a message that goes to the MPI library, and of one that the engine runs."""
+TUNED = 600_000
+"""Elements of a message that `auto` plans by measurement: the ranks compare calls before that."""
 GUARD = 4096
 UNTOUCHED = 77
 
@@ -216,6 +218,7 @@ def read_cases(count: int) -> dict[str, tuple[Call, Call]]:
         "role": (lambda comm: comm.Bcast(one, role="weights"), lambda comm: comm.Bcast(one)),
         "algorithm": (lambda comm: comm.Bcast(one, algorithm=7), lambda comm: comm.Bcast(one)),
         "priority": (lambda comm: comm.Ibcast(one, priority="high"), lambda comm: comm.Ibcast(one)),
+        "name": (lambda comm: comm.Bcast(one, name=3), lambda comm: comm.Bcast(one)),
         "unknown option": (lambda comm: comm.Bcast(one, codex="split"), lambda comm: comm.Bcast(one)),
         "named": (
             lambda comm: comm.Iallreduce(one, one + 0, "sum", name="grad"),
@@ -241,7 +244,7 @@ def run_persistent(comm: Communicator, values: np.ndarray) -> None:
 def arguments_cases() -> dict[str, Call]:
     return {
         f"{name} {count}": odd if ODD else others
-        for count in COUNTS
+        for count in (*COUNTS, TUNED)
         for name, (odd, others) in read_cases(count).items()
     }
 
