@@ -14,7 +14,12 @@ from osu_bench.launcher import find
 
 ROOT = Path(__file__).parents[2]
 EXECUTED = ("README.md", "CONTRIBUTING.md", "docs/CODECS.md", "docs/TORCH.md")
-WRAPPED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+WRAPPED = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
 BLOCKS = [
     pytest.param(block, id=f"{document}-{number}")
     for document in EXECUTED

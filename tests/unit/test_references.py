@@ -18,6 +18,7 @@ import pytest
 from mpi_gpucomp import Communicator
 from mpi_gpucomp.cli.main import COMMANDS, build_parser
 from mpi_gpucomp.config import PREFIX, SETTINGS
+from mpi_gpucomp.schedule.topology import PRESETS
 from osu_bench import command as bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,6 +196,16 @@ def run(program: str, words: list[str]) -> None:
 def library_commands() -> set[str]:
     """Return the names of the commands of `gpucomp`."""
     return {command.name for command in COMMANDS}
+
+
+def test_every_command_and_preset_is_documented() -> None:
+    documents = "\n".join(document.read_text() for document in DOCUMENTS)
+    assert [name for name in sorted(library_commands()) if not re.search(rf"gpucomp {name}\b", documents)] == []
+    benchmarks, synthesis = ((ROOT / f"docs/{name}.md").read_text() for name in ("BENCHMARKS", "SYNTHESIS"))
+    assert [
+        name for name in bench.COMMANDS if not re.search(rf"`(osu_bench )?{name}`|osu_bench {name}\b", benchmarks)
+    ] == []
+    assert [name for name in PRESETS if f"| `{name}` |" not in synthesis] == []
 
 
 def test_the_map_in_contributing_is_complete() -> None:
