@@ -93,18 +93,33 @@ class Dispatcher:
         try:
             call = parse_call(method, args, options, self._rank, self._size, blocking=blocking)
             return call, self._policy.plan(call, explore=explore)
-        except (AgreementError, DeadlockError, PeerError, RankFailedError):
-            raise  # from a comparison that the other ranks have joined: to report it would be one call more than theirs
         except Exception as error:
-            name = options.get("name")
-            self.runtime.report(call.title if call else method, name if isinstance(name, str) else "", error)
+            self._report(call.title if call else method, options.get("name"), error)
             raise
+
+    def _find(self, title: str, method: str) -> str:
+        """Return mpi4py's name of a collective."""
+        try:
+            return find_method(title, method, self._rank)
+        except Exception as error:
+            self._report(title, None, error)
+            raise
+
+    def _report(self, title: str, name: object, error: Exception) -> None:
+        """Report an error of this rank to the ranks that make the same call."""
+        # Errors of a comparison are those of all ranks that joined it: a report would be one call more than they make.
+        if not isinstance(error, (AgreementError, DeadlockError, PeerError, RankFailedError)):
+            self.runtime.report(title, name if isinstance(name, str) else "", error)
 
     # Named collectives
 
     def run_named(self, name: str, args: tuple[Any, ...], options: CallOptions) -> Request:
         """Start a registered collective."""
-        known = self.runtime.names.find(name)
+        try:
+            known = self.runtime.names.find(name)
+        except Exception as error:
+            self._report(f"run {name!r}", name, error)
+            raise
         return self.start(known.method, args, {**known.options, **options, "name": name})
 
     # Tuning
@@ -115,13 +130,15 @@ class Dispatcher:
             bare = _bare(wanted)
             known = next((one for one in COLLECTIVES.values() if _bare(one.method) == bare), None)
             if known is None:
-                raise SpecError(
+                error = SpecError(
                     "calibrate",
                     expected=f"some of {', '.join(one.method for one in COLLECTIVES.values())}",
                     got=repr(wanted),
                     remedy="Name the methods that will be called.",
                     rank=self._rank,
                 )
+                self._report("calibrate", None, error)
+                raise error
             device = gpu_in_use() or "host"
             measured = self.tuner.is_calibrated(known.name)
             self.runtime.agree("calibrate", known.name)
@@ -130,7 +147,7 @@ class Dispatcher:
 
     def autotune(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Plan:
         """Repeat a call until `auto` has found the fastest plan for it, and return that."""
-        method = find_method("autotune", method, self._rank)
+        method = self._find("autotune", method)
         self.runtime.native.fast_path.clear()  # calls that bypass dispatch now may find a better plan
         self.tuner.racing_reductions = True
         try:
@@ -144,7 +161,7 @@ class Dispatcher:
 
     def explain(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Plan:
         """Return the plan that a blocking call would get, without running it."""
-        method = find_method("explain", method, self._rank)
+        method = self._find("explain", method)
         call, plan = self._planned(method, args, options, blocking=True, explore=False)
         return self._with_comm(plan, call)
 

@@ -225,6 +225,9 @@ def read_cases(count: int) -> dict[str, tuple[Call, Call]]:
             lambda comm: comm.Iallreduce(one, one + 0, name="grad"),
         ),
         "persistent": (lambda comm: comm.Bcast_init(one, root=None), lambda comm: run_persistent(comm, one)),
+        "unregistered": (lambda comm: comm.run("grad", one, one + 0), lambda comm: run_registered(comm, one)),
+        "calibrate": (lambda comm: comm.calibrate("Alltoal"), lambda comm: comm.calibrate("Alltoall")),
+        "autotune": (lambda comm: comm.autotune("Bcst", one), lambda comm: comm.autotune("Bcast", one)),
     }
     for name, buffer in unreadable.items():
         cases[name] = (lambda comm, buffer=buffer: comm.Bcast(buffer), lambda comm: comm.Bcast(one))
@@ -239,6 +242,11 @@ def run_persistent(comm: Communicator, values: np.ndarray) -> None:
     request = comm.Bcast_init(values)
     request.Start()
     request.Wait()
+
+
+def run_registered(comm: Communicator, values: np.ndarray) -> Request:
+    comm.register("grad", "allreduce")
+    return comm.run("grad", values, values + 0)
 
 
 def arguments_cases() -> dict[str, Call]:
