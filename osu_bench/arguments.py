@@ -32,7 +32,9 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print usage and error on rank 0; other ranks wait for the launcher to end them."""
         if launched_rank() == 0:
-            super().error(message)
+            from mpi_gpucomp.cli.command import with_suggestion
+
+            super().error(with_suggestion(message, self))
         time.sleep(USAGE_SECONDS)
         sys.exit(2)
 

@@ -18,7 +18,7 @@ from mpi_gpucomp._dispatch.runtime import Runtime
 from mpi_gpucomp._tuning.tuner import Tuner
 from mpi_gpucomp.device import gpu_in_use
 from mpi_gpucomp.device.producer import stream_handle
-from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.errors import AgreementError, DeadlockError, PeerError, RankFailedError, SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -94,14 +94,32 @@ class Dispatcher:
             call = parse_call(method, args, options, self._rank, self._size, blocking=blocking)
             return call, self._policy.plan(call, explore=explore)
         except Exception as error:
-            self.runtime.report(call.title if call else method, options.get("name") or "", error)
+            self._report(call.title if call else method, options.get("name"), error)
             raise
+
+    def _find(self, title: str, method: str) -> str:
+        """Return mpi4py's name of a collective."""
+        try:
+            return find_method(title, method, self._rank)
+        except Exception as error:
+            self._report(title, None, error)
+            raise
+
+    def _report(self, title: str, name: object, error: Exception) -> None:
+        """Report an error of this rank to the ranks that make the same call."""
+        # Errors of a comparison are those of all ranks that joined it: a report would be one call more than they make.
+        if not isinstance(error, (AgreementError, DeadlockError, PeerError, RankFailedError)):
+            self.runtime.report(title, name if isinstance(name, str) else "", error)
 
     # Named collectives
 
     def run_named(self, name: str, args: tuple[Any, ...], options: CallOptions) -> Request:
         """Start a registered collective."""
-        known = self.runtime.names.find(name)
+        try:
+            known = self.runtime.names.find(name)
+        except Exception as error:
+            self._report(f"run {name!r}", name, error)
+            raise
         return self.start(known.method, args, {**known.options, **options, "name": name})
 
     # Tuning
@@ -112,13 +130,15 @@ class Dispatcher:
             bare = _bare(wanted)
             known = next((one for one in COLLECTIVES.values() if _bare(one.method) == bare), None)
             if known is None:
-                raise SpecError(
+                error = SpecError(
                     "calibrate",
                     expected=f"some of {', '.join(one.method for one in COLLECTIVES.values())}",
                     got=repr(wanted),
                     remedy="Name the methods that will be called.",
                     rank=self._rank,
                 )
+                self._report("calibrate", None, error)
+                raise error
             device = gpu_in_use() or "host"
             measured = self.tuner.is_calibrated(known.name)
             self.runtime.agree("calibrate", known.name)
@@ -127,7 +147,7 @@ class Dispatcher:
 
     def autotune(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Plan:
         """Repeat a call until `auto` has found the fastest plan for it, and return that."""
-        method = find_method("autotune", method, self._rank)
+        method = self._find("autotune", method)
         self.runtime.native.fast_path.clear()  # calls that bypass dispatch now may find a better plan
         self.tuner.racing_reductions = True
         try:
@@ -141,7 +161,7 @@ class Dispatcher:
 
     def explain(self, method: str, args: tuple[Any, ...], options: CallOptions) -> Plan:
         """Return the plan that a blocking call would get, without running it."""
-        method = find_method("explain", method, self._rank)
+        method = self._find("explain", method)
         call, plan = self._planned(method, args, options, blocking=True, explore=False)
         return self._with_comm(plan, call)
 

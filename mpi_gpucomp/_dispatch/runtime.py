@@ -178,7 +178,8 @@ class Runtime:
 
     def report(self, title: str, name: str, error: Exception) -> None:
         """Report a call that this rank could not make to the ranks that join it."""
-        self.driver.submit(Job(AgreementCheck(title), f"{title}: {type(error).__name__}: {error}", name=name))
+        text = str(error).removeprefix(f"rank {self.rank}: ").removesuffix(".")  # the list of ranks has both
+        self.driver.submit(Job(AgreementCheck(title), f"{title}: {type(error).__name__}: {text}", name=name))
 
     def _submit(self, plan: Plan, call: Call, *, background: bool) -> Job:
         """Hand a collective to the engine."""

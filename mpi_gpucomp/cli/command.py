@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
+from difflib import get_close_matches
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from mpi_gpucomp.schedule.topology import PRESETS, preset, read_topology
 from mpi_gpucomp.schedule.verify import checked
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from argparse import Namespace
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from mpi4py import MPI
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLEAR",
     "Command",
+    "CommandLineParser",
     "Progress",
     "add_collective",
     "add_options",
@@ -51,6 +53,7 @@ __all__ = [
     "parse_seconds",
     "parse_size",
     "table",
+    "with_suggestion",
 ]
 
 DEFAULT_PRESET, DEFAULT_RANKS = "gigabit", 4
@@ -71,6 +74,32 @@ class Command(NamedTuple):
     """Returns the exit code; `args.parser.error` reports options that do not go together."""
     mpirun: int = 0
     """The number of ranks to start in the example, for a command that runs under mpirun."""
+
+
+class CommandLineParser(ArgumentParser):
+    """A parser whose errors about unknown commands and options name what may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and error, and exit."""
+        super().error(with_suggestion(message, self))
+
+
+def with_suggestion(message: str, parser: ArgumentParser) -> str:
+    """Add the nearest command, option or choice of a parser to its error about an unknown one."""
+    unknown = re.search(r"unrecognized arguments: (-[^\s=]+)|invalid choice: '([^']+)'", message)
+    near = get_close_matches(unknown[1] or unknown[2], _words(parser), 1) if unknown else []
+    return f"{message}. Did you mean {near[0]}?" if near else message
+
+
+def _words(parser: ArgumentParser) -> Iterator[str]:
+    """Yield all options and choices of a parser and its sub-parsers."""
+    for action in parser._actions:
+        yield from action.option_strings
+        for choice in action.choices or ():
+            yield str(choice)
+        parsers = action.choices.values() if isinstance(action.choices, dict) else ()
+        for sub in parsers:
+            yield from _words(sub)
 
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mpi_gpucomp import __version__
 from mpi_gpucomp.cli import algorithms, codecs, doctor, explain, monitor, profile, selftest, simulate, synthesize
+from mpi_gpucomp.cli.command import CommandLineParser
 from mpi_gpucomp.errors import GpucompError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, under the name that the program was started by."""
     prog = CONSOLE if Path(sys.argv[0]).name == CONSOLE else MODULE
-    parser = argparse.ArgumentParser(prog=prog, description="GPU-aware MPI with compressed collectives.")
+    parser = CommandLineParser(prog=prog, description="GPU-aware MPI with compressed collectives.")
     parser.add_argument("--version", action="version", version=f"mpi_gpucomp {__version__}")
     parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -46,6 +46,19 @@ def test_every_help_ends_with_an_example_of_the_command(parsers: dict[str, argpa
         assert lines and all(prog in line for line in lines), prog
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("bcats", "bcast"), ("bcast --codex split", "--codec"), ("cluster up --rats 1gbit", "--rate")],
+)
+def test_an_unknown_command_or_option_is_an_error_with_a_suggestion(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(words.split())
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f". Did you mean {meant}?\n")
+
+
 def test_every_argument_has_a_help_text(parsers: dict[str, argparse.ArgumentParser]) -> None:
     silent = {
         (prog, action.dest)

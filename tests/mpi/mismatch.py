@@ -28,6 +28,8 @@ RANK, SIZE = WORLD.rank, WORLD.size
 ODD = RANK == 1
 COUNTS = (1000, 60_000)
 """Elements of a message that goes to the MPI library, and of one that the engine runs."""
+TUNED = 600_000
+"""Elements of a message that `auto` plans by measurement: the ranks compare calls before that."""
 GUARD = 4096
 UNTOUCHED = 77
 
@@ -216,12 +218,16 @@ def read_cases(count: int) -> dict[str, tuple[Call, Call]]:
         "role": (lambda comm: comm.Bcast(one, role="weights"), lambda comm: comm.Bcast(one)),
         "algorithm": (lambda comm: comm.Bcast(one, algorithm=7), lambda comm: comm.Bcast(one)),
         "priority": (lambda comm: comm.Ibcast(one, priority="high"), lambda comm: comm.Ibcast(one)),
+        "name": (lambda comm: comm.Bcast(one, name=3), lambda comm: comm.Bcast(one)),
         "unknown option": (lambda comm: comm.Bcast(one, codex="split"), lambda comm: comm.Bcast(one)),
         "named": (
             lambda comm: comm.Iallreduce(one, one + 0, "sum", name="grad"),
             lambda comm: comm.Iallreduce(one, one + 0, name="grad"),
         ),
         "persistent": (lambda comm: comm.Bcast_init(one, root=None), lambda comm: run_persistent(comm, one)),
+        "unregistered": (lambda comm: comm.run("grad", one, one + 0), lambda comm: run_registered(comm, one)),
+        "calibrate": (lambda comm: comm.calibrate("Alltoal"), lambda comm: comm.calibrate("Alltoall")),
+        "autotune": (lambda comm: comm.autotune("Bcst", one), lambda comm: comm.autotune("Bcast", one)),
     }
     for name, buffer in unreadable.items():
         cases[name] = (lambda comm, buffer=buffer: comm.Bcast(buffer), lambda comm: comm.Bcast(one))
@@ -238,10 +244,15 @@ def run_persistent(comm: Communicator, values: np.ndarray) -> None:
     request.Wait()
 
 
+def run_registered(comm: Communicator, values: np.ndarray) -> Request:
+    comm.register("grad", "allreduce")
+    return comm.run("grad", values, values + 0)
+
+
 def arguments_cases() -> dict[str, Call]:
     return {
         f"{name} {count}": odd if ODD else others
-        for count in COUNTS
+        for count in (*COUNTS, TUNED)
         for name, (odd, others) in read_cases(count).items()
     }
 

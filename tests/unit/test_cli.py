@@ -132,6 +132,19 @@ def test_the_program_has_the_name_that_it_was_started_by(
     assert f"  {prog} simulate " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("dcotor", "doctor"), ("explain bcast --codex split", "--codec"), ("synthesize bcast --mixd", "--mixed")],
+)
+def test_an_unknown_command_or_option_is_an_error_with_a_suggestion(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f". Did you mean {meant}?\n")
+
+
 def test_the_version() -> None:
     command = [sys.executable, "-m", "mpi_gpucomp", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

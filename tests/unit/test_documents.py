@@ -20,6 +20,7 @@ BLOCKS = [
     for document in EXECUTED
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL))
 ]
+PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 
 ROUND_TRIP = """
 import numpy as np
@@ -53,7 +54,7 @@ def test_the_readme_is_read_in_ninety_seconds():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("document", WRAPPED)
+@pytest.mark.parametrize("document", [*WRAPPED, *PAGES])
 def test_lines_of_prose_have_at_most_100_characters(document):
     prose = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
     assert [line for line in prose.splitlines() if len(line) > 100 and not line.startswith("|")] == []

@@ -8,8 +8,8 @@
 // relayed while the message still arrives.
 //
 // The length of the first segment encodes the number of segments that follow, so no header is added: a first segment of
-// at most `max_whole` bytes stands alone, and one of `max_whole + n` bytes is followed by n others. All of them are full
-// but the last, which takes the remainder. A first message longer than a segment is the whole message: the sender
+// at most `max_whole_` bytes stands alone, and one of `max_whole_ + n` bytes is followed by n others. All of them are
+// full but the last, which takes the remainder. A first message longer than a segment is the whole message: the sender
 // decides, and segments only on slow links. On fast links the copies of MPI's eager protocol cost more than the
 // rendezvous they avoid.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace gpucomp {
 
-// The values that differ between MPI libraries, as `core/mpi.py` reads them.
+// The values that differ between MPI libraries, as `transport/mpi.py` reads them.
 struct MpiLibrary {
     void *isend, *issend, *irecv, *test, *cancel, *test_cancelled, *get_count, *iprobe, *improbe, *imrecv;
     // For messages of 2 GiB and more; nullptr if the library has none (before MPI 4).
