@@ -122,13 +122,16 @@ class Communicator:
         return getattr(self._comm, name)
 
     def Free(self) -> None:
-        """Stop the progress thread and free the duplicates: collective, with nothing in flight.
+        """Complete what is in flight, stop the progress thread and free the duplicates: collective.
 
-        A broken communicator is left to MPI_Finalize: not all ranks would take part.
+        What cannot complete, because a rank has not started its part, ends with an error, which Wait raises. A broken
+        communicator is left to MPI_Finalize: not all ranks would take part.
         """
-        broken = self._engine.broken is not None
         if self._freed:
             return
+        if self._engine.broken is None:
+            self._runtime.in_flight.end()
+        broken = self._engine.broken is not None
         self._close(broken=broken)
         if not broken:
             self._comm.Free()

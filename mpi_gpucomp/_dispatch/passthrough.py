@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp._call.calls import Call
+    from mpi_gpucomp._dispatch.in_flight import OpenRequests
     from mpi_gpucomp._dispatch.plan import Lifetime, Plan
     from mpi_gpucomp._tuning.mpi_algorithms import TunedComm
     from mpi_gpucomp.engine.engine import Engine
@@ -79,6 +80,7 @@ class Passthrough:
         engine: Engine,
         driver: ProgressDriver,
         derived_comms: list[MPI.Intracomm],
+        in_flight: OpenRequests,
         *,
         on_rails: bool,
     ) -> None:
@@ -86,6 +88,7 @@ class Passthrough:
 
         With rails, what can do without the MPI library does.
         """
+        self._in_flight = in_flight
         self._comm, self._engine, self._driver, self._on_rails = comm, engine, driver, on_rails
         self.derived_comms = derived_comms
         self._detector = engine.deadlock
@@ -180,7 +183,9 @@ class Passthrough:
         # In the caller's thread, which the streams of its buffers belong to.
         staging = None if mpi4py_accepts(call) else HostStaging(call, reaches_gpu=mpi_reaches_gpu(blocking=False))
         args = call.args if staging is None else staging.args
-        request = NativeRequest(self._driver, (call, args), staging, self.check_dead, self.callback_of(call))
+        callback = self.callback_of(call)
+        request = NativeRequest(self._driver, (call, args), staging, self.check_dead, callback, call.title)
+        self._in_flight.keep(request, watched=callback is not None)
         deferred = _Deferred(check, own is not None, lambda: getattr(self._comm, call.title)(*args), request)
         if own is None:
             self._detector.count_mpi_call(_extent(call))
@@ -190,6 +195,7 @@ class Passthrough:
                 return request
             self._deferred.append(deferred)
             self.fast_path.clear()  # calls that bypass dispatch would overtake it
+            self._advance()  # the comparison may have completed since it was looked up
         if own is not None:
             self._driver.submit(own.job)
         return request
@@ -214,7 +220,7 @@ class Passthrough:
             except Exception as failed:
                 error = failed
             if error is not None:
-                head.request.fail(error)
+                head.request.error = error
 
     def callback_of(self, call: Call) -> Callable[[], None] | None:
         """Return the call's callback; if it raises, the other ranks get an error in their next call."""

@@ -24,14 +24,30 @@ if TYPE_CHECKING:
 
     Work: TypeAlias = CollectiveTask | AgreementCheck
 
-__all__ = ["Job", "P2POperation", "Slots"]
+__all__ = ["Completion", "Job", "P2POperation", "Slots"]
+
+
+class Completion(Protocol):
+    """What has completed, and has a callback that is called outside of the engine's lock."""
+
+    error: BaseException | None
+    finished: bool
+
+    @property
+    def title(self) -> str:
+        """Return its name in messages."""
+        ...
+
+    def call_back(self) -> None:
+        """Call the callback."""
+        ...
 
 
 class P2POperation(Protocol):
     """A point-to-point operation, which needs no slot and no agreement of all ranks."""
 
     done: bool
-    error: Exception | None
+    error: BaseException | None
 
     def progress(self) -> bool:
         """Make progress without blocking; return True if there was any."""
