@@ -102,7 +102,7 @@ class Engine:
         if failure is not None:
             failure.join(job)
             return
-        join = encode(Join(*call, job.signature, job.task.tag, job.task.longest, job.trace))
+        join = encode(Join(*call, job.signature, job.task.tag, job.task.longest, job.trace, job.balance))
         for peer in job.needs:
             self.wire.send_control(peer, join)
         self._slots.add(job)
@@ -367,6 +367,10 @@ class Engine:
         job.needs -= {peer}
         job.task.call_trace.joined(peer)
         job.longest = max(job.longest, join.longest)
+        job.balance += join.balance
+        if not job.needs and job.balance % (1 << 64):
+            self._fail(job, SignatureMismatch())
+            return
         job.task.set_peer_tag(peer, join.tag)
 
     def _on_report(self, peer: int, report: FailureReport) -> None:
