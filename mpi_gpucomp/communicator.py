@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import config
+from mpi_gpucomp._call.calls import check_options
 from mpi_gpucomp._dispatch.dispatcher import Dispatcher
 from mpi_gpucomp._dispatch.p2p import PointToPoint
 from mpi_gpucomp._dispatch.passthrough import method_salt
@@ -82,6 +83,8 @@ class Communicator:
         "tcp" (our sockets), "mpi", or "auto", which uses sockets where MPI itself would use TCP (None: as
         MPI_GPUCOMP_WIRE says, auto by default).
         """
+        if chunk is not None:
+            check_options("Communicator", {"chunk": chunk}, MPI.COMM_WORLD.rank)
         self._settings = Settings(
             codec,
             dict(roles or {}),

@@ -690,6 +690,8 @@ class PointToPoint:
     def _begin_send(
         self, buf: Any, dest: int, tag: int, codec: Codec, stream: Any, *, explicit: bool, chunk: int | None
     ) -> P2PRequest:
+        if chunk is not None:
+            check_options("Send", {"chunk": chunk}, self._comm.rank)
         blocks = self._blocks("Send", buf, stream, writable=False)
         dtype = blocks.buffer.dtype
         if explicit:
