@@ -38,7 +38,7 @@ __all__ = [
     "ResponderHandshake",
 ]
 
-MAGIC = b"GPCRAIL1"
+MAGIC = b"GPCRAIL2"
 SECRET_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 _HELLO = struct.Struct(f"<8sIIIIQ{NONCE_BYTES}s")
 HELLO_BYTES, ANSWER_BYTES = _HELLO.size, NONCE_BYTES + PROOF_BYTES
