@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import config
+from mpi_gpucomp._call.calls import check_options
 from mpi_gpucomp._dispatch.dispatcher import Dispatcher
 from mpi_gpucomp._dispatch.p2p import PointToPoint
 from mpi_gpucomp._dispatch.passthrough import method_salt
@@ -82,6 +83,8 @@ class Communicator:
         "tcp" (our sockets), "mpi", or "auto", which uses sockets where MPI itself would use TCP (None: as
         MPI_GPUCOMP_WIRE says, auto by default).
         """
+        if chunk is not None:
+            check_options("Communicator", {"chunk": chunk}, MPI.COMM_WORLD.rank)
         self._settings = Settings(
             codec,
             dict(roles or {}),
@@ -122,13 +125,16 @@ class Communicator:
         return getattr(self._comm, name)
 
     def Free(self) -> None:
-        """Stop the progress thread and free the duplicates: collective, with nothing in flight.
+        """Complete what is in flight, stop the progress thread and free the duplicates: collective.
 
-        A broken communicator is left to MPI_Finalize: not all ranks would take part.
+        What cannot complete, because a rank has not started its part, ends with an error, which Wait raises. A broken
+        communicator is left to MPI_Finalize: not all ranks would take part.
         """
-        broken = self._engine.broken is not None
         if self._freed:
             return
+        if self._engine.broken is None:
+            self._runtime.in_flight.end()
+        broken = self._engine.broken is not None
         self._close(broken=broken)
         if not broken:
             self._comm.Free()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -26,18 +28,23 @@ class Request:
 
     def __init__(self, job: Job, driver: ProgressDriver, keep: object = None) -> None:
         """Keep the buffers of the call alive."""
-        self._job, self._driver, self._keep = job, driver, keep
+        self._job: Job | None = job
+        self._driver, self._keep = driver, keep
+        self.error: BaseException | None = None
+        """Why it has failed, once that is known."""
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
         """Wait until it has completed; raise its error."""
-        self._driver.wait(self._job)
+        if self._job is not None:
+            self._driver.wait(self._job)
         return self._finish()
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if it has completed; raise its error."""
-        if not self._job.finished:
+        job = self._job
+        if job is not None and not job.finished:
             self._driver.poll()
-        return self._job.finished and self._finish()
+        return (job is None or job.finished) and self._finish()
 
     @property
     def active(self) -> bool:
@@ -45,9 +52,12 @@ class Request:
         return not self._inactive
 
     def _finish(self) -> bool:
-        self._keep, self._inactive = None, True
-        if self._job.error is not None:
-            raise self._job.error
+        job = self._job
+        if job is not None:
+            # The job holds the buffers too: from here on the caller may resize them.
+            self.error, self._job, self._keep, self._inactive = job.error, None, None, True
+        if self.error is not None:
+            raise self.error
         return True
 
     @staticmethod
@@ -117,7 +127,11 @@ def _first_error(calls: Iterable[Any]) -> bool:
 
 
 class NativeRequest(Request):
-    """A passed-through call: completed when the MPI library's request is, and staged buffers are copied back."""
+    """A passed-through call: completed when the MPI library's request is, and staged buffers are copied back.
+
+    Its communicator keeps it until then, so that a dropped request does not take its buffers away from MPI, and may
+    find it completed before its caller does.
+    """
 
     def __init__(
         self,
@@ -126,21 +140,22 @@ class NativeRequest(Request):
         staging: HostStaging | None,
         check_dead: Callable[[MPI.Exception], None] | None = None,
         callback: Callable[[], None] | None = None,
+        title: str = "",
     ) -> None:
-        """Wait for `issued` or `fail`; `check_dead` translates MPI's errors."""
+        """Wait for `issued` or an `error`; `check_dead` translates MPI's errors."""
         self._driver, self._keep, self._staging = driver, keep, staging
-        self._check_dead, self._callback = check_dead, callback
+        self._check_dead, self._callback, self.title = check_dead, callback, title
         self._request: MPI.Request | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        self._status: MPI.Status | None = None
+        """What the MPI library returned, if it was not the caller who found the request completed."""
+        self._lock = threading.RLock()
+        """MPI must not get a request from two threads at a time, and Wait returns after the callback."""
 
     def issued(self, request: MPI.Request) -> NativeRequest:
         """Take the MPI library's request."""
         self._request = request
         return self
-
-    def fail(self, error: BaseException) -> None:
-        """End with an error: the MPI library never gets the call."""
-        self._error = error
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
         """Wait until it has completed; raise its error."""
@@ -159,29 +174,86 @@ class NativeRequest(Request):
             self._driver.poll()
         return self._is_issued() and self._query("Test", status) and self._complete()
 
+    def has_completed(self) -> bool:
+        """Return True if it has ended; never block, and leave a caller alone that is blocked in it."""
+        if self._request is None or not self._lock.acquire(blocking=False):
+            return self.error is not None
+        try:
+            if not self._has_ended:
+                status = MPI.Status()
+                if self._request.Test(status):
+                    self._status = status
+        except MPI.Exception as error:
+            self.error = error
+        finally:
+            self._lock.release()
+        return self._has_ended
+
+    def complete(self) -> None:
+        """Do what is left once it `has_completed`: its caller may never wait for it."""
+        try:
+            if self.error is None:
+                self._complete()
+        except Exception as error:  # for its caller, who may still wait
+            self.error = error
+
+    def cancel(self) -> None:
+        """Cancel a receive, unless it is matched; it completes, and `is_cancelled` tells."""
+        with self._lock:
+            if self._request is not None and not self._has_ended:
+                self._request.Cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return True if it was cancelled before a message matched it."""
+        return self._status is not None and self._status.Is_cancelled()
+
+    @property
+    def is_message(self) -> bool:
+        """Return True for a point-to-point message."""
+        return self.title in ("Isend", "Irecv")
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._inactive or self.error is not None or self._status is not None
+
     def _is_issued(self) -> bool:
-        return self._request is not None or self._error is not None
+        return self._request is not None or self.error is not None
 
     def _query(self, method: str, status: MPI.Status | None) -> bool:
-        if self._error is not None:
-            self._inactive, self._keep = True, None
-            raise self._error
-        try:
-            done: bool = getattr(self._request, method)(status)
-        except MPI.Exception as error:
-            if self._check_dead is not None:
-                self._check_dead(error)
-            raise
-        return done
+        with self._lock:
+            if self.error is not None:
+                self._inactive, self._keep = True, None
+                if isinstance(self.error, MPI.Exception) and self._check_dead is not None:
+                    self._check_dead(self.error)
+                raise self.error
+            if self._status is not None:
+                _copy_status(self._status, status)
+                return True
+            try:
+                done: bool = getattr(self._request, method)(status)
+            except MPI.Exception as error:
+                if self._check_dead is not None:
+                    self._check_dead(error)
+                raise
+            return done
 
     def _complete(self) -> bool:
-        staging, self._staging, self._keep, self._inactive = self._staging, None, None, True
-        callback, self._callback = self._callback, None
-        if staging is not None:
-            staging.finish()
-        if callback is not None:
-            callback()
+        with self._lock:
+            staging, self._staging, self._keep, self._inactive = self._staging, None, None, True
+            callback, self._callback = self._callback, None
+            if staging is not None:
+                staging.finish()
+            if callback is not None:
+                callback()
+            if self.error is not None:  # of the callback, in another thread
+                raise self.error
         return True
+
+
+def _copy_status(source: MPI.Status, to: MPI.Status | None) -> None:
+    if to is not None:
+        ctypes.memmove(MPI._addressof(to), MPI._addressof(source), MPI._sizeof(source))
 
 
 class PersistentRequest(Request):

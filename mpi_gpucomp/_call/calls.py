@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.schedule.ir import Algorithm
 
-__all__ = ["PARSERS", "Call", "CallOptions", "check_options", "find_method", "parse_call"]
+__all__ = ["MAX_CHUNK", "PARSERS", "Call", "CallOptions", "check_options", "find_method", "parse_call"]
 
+MAX_CHUNK = 1 << 30
+"""Bytes of a chunk: wires take messages of less than 2 GiB, and a frame may be longer than its elements."""
 OPERATIONS = ((MPI.SUM, "sum"), (MPI.PROD, "prod"), (MPI.MIN, "min"), (MPI.MAX, "max"))
 
 
@@ -147,7 +149,10 @@ def parse_call(
 
 _OPTION_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "role": ("a string", lambda value: isinstance(value, str)),
-    "chunk": ("a positive number of bytes", lambda value: isinstance(value, int) and value > 0),
+    "chunk": (
+        f"a number of bytes from 1 to {MAX_CHUNK}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_CHUNK,
+    ),
     "name": ("a string", lambda value: isinstance(value, str)),
     "priority": ("an integer", lambda value: isinstance(value, int)),
     "replicate": ("a bool", lambda value: isinstance(value, bool)),

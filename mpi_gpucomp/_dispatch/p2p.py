@@ -97,7 +97,7 @@ class MessageOperation:
     def __init__(self, channel: FrameChannel, blocks: Blocks, *, writable: bool) -> None:
         """Allocate the envelope; subclasses post it and provide `_steps`."""
         self.done = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._channel, self._blocks, self._writable = channel, blocks, writable
         self._device = device_of(blocks)
         self._packed = PackedBuffers(self._device)
@@ -285,6 +285,11 @@ class RecvOperation(MessageOperation):
         """Cancel the receive, unless it is matched."""
         if self._envelope is not None:
             self._envelope.cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return True if it was cancelled before a message matched it."""
+        return self._status.Is_cancelled()
 
     def fill(self, status: MPI.Status) -> None:
         """Fill in source, tag and size of the message."""
@@ -685,6 +690,8 @@ class PointToPoint:
     def _begin_send(
         self, buf: Any, dest: int, tag: int, codec: Codec, stream: Any, *, explicit: bool, chunk: int | None
     ) -> P2PRequest:
+        if chunk is not None:
+            check_options("Send", {"chunk": chunk}, self._comm.rank)
         blocks = self._blocks("Send", buf, stream, writable=False)
         dtype = blocks.buffer.dtype
         if explicit:
@@ -756,8 +763,10 @@ class PointToPoint:
         """Start a native call, staged through the host where mpi4py cannot access the elements."""
         staging = None if _mpi4py_accepts_buffer(buf) else self._stage(method, buf, stream)
         staged = staging.args[0] if staging else buf
-        request = NativeRequest(self._driver, (buf, staged), staging)
-        return request.issued(getattr(self._comm, method)(staged, *rest))
+        request = NativeRequest(self._driver, (buf, staged), staging, title=method)
+        request.issued(getattr(self._comm, method)(staged, *rest))
+        self._runtime.in_flight.keep(request)
+        return request
 
     def _stage(self, method: str, buf: Any, stream: Any) -> HostStaging | None:
         receives, rank, reaches_gpu = method == "Irecv", self._comm.rank, cuda_aware().aware

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp._call.staging import HostStaging, mpi4py_accepts, mpi_reaches_gpu
@@ -30,7 +31,9 @@ from mpi_gpucomp.transport.mpi import lost, means_death
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mpi_gpucomp._call.balance import Balance
     from mpi_gpucomp._call.calls import Call
+    from mpi_gpucomp._dispatch.in_flight import OpenRequests
     from mpi_gpucomp._dispatch.plan import Lifetime, Plan
     from mpi_gpucomp._tuning.mpi_algorithms import TunedComm
     from mpi_gpucomp.engine.engine import Engine
@@ -79,6 +82,8 @@ class Passthrough:
         engine: Engine,
         driver: ProgressDriver,
         derived_comms: list[MPI.Intracomm],
+        in_flight: OpenRequests,
+        balance: Balance,
         *,
         on_rails: bool,
     ) -> None:
@@ -86,6 +91,7 @@ class Passthrough:
 
         With rails, what can do without the MPI library does.
         """
+        self._in_flight, self._balance = in_flight, balance
         self._comm, self._engine, self._driver, self._on_rails = comm, engine, driver, on_rails
         self.derived_comms = derived_comms
         self._detector = engine.deadlock
@@ -123,6 +129,8 @@ class Passthrough:
             self._complete(check.job)
             self._detector.mpi_calls += 1
         else:
+            if _may_differ_in_counts(call):
+                self._compare_counts(call, plan)
             self._detector.count_mpi_call(_extent(call))
         comm = self.comm_for(call, plan)
         if mpi4py_accepts(call):
@@ -150,6 +158,13 @@ class Passthrough:
         request = getattr(self._comm, f"I{method.lower()}")(*args)
         while not request.Test():
             self._driver.poll()
+
+    def _compare_counts(self, call: Call, plan: Plan) -> None:
+        """Raise on all ranks if two of them count differently, which MPI would not notice on most ranks."""
+        total = np.array([self._balance.of(call)], np.int64).view(np.uint64)
+        self._call("Allreduce", (MPI.IN_PLACE, total), self._comm)
+        if total[0]:
+            self._complete(self._comparison(call.title, plan.signature(call), call))
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -180,7 +195,9 @@ class Passthrough:
         # In the caller's thread, which the streams of its buffers belong to.
         staging = None if mpi4py_accepts(call) else HostStaging(call, reaches_gpu=mpi_reaches_gpu(blocking=False))
         args = call.args if staging is None else staging.args
-        request = NativeRequest(self._driver, (call, args), staging, self.check_dead, self.callback_of(call))
+        callback = self.callback_of(call)
+        request = NativeRequest(self._driver, (call, args), staging, self.check_dead, callback, call.title)
+        self._in_flight.keep(request, watched=callback is not None)
         deferred = _Deferred(check, own is not None, lambda: getattr(self._comm, call.title)(*args), request)
         if own is None:
             self._detector.count_mpi_call(_extent(call))
@@ -190,6 +207,7 @@ class Passthrough:
                 return request
             self._deferred.append(deferred)
             self.fast_path.clear()  # calls that bypass dispatch would overtake it
+            self._advance()  # the comparison may have completed since it was looked up
         if own is not None:
             self._driver.submit(own.job)
         return request
@@ -214,7 +232,7 @@ class Passthrough:
             except Exception as failed:
                 error = failed
             if error is not None:
-                head.request.fail(error)
+                head.request.error = error
 
     def callback_of(self, call: Call) -> Callable[[], None] | None:
         """Return the call's callback; if it raises, the other ranks get an error in their next call."""
@@ -237,13 +255,24 @@ class Passthrough:
     def _new_check(self, call: Call, plan: Plan) -> _Check | None:
         """Return the comparison of a call, unless all ranks have compared one of its class."""
         key = _class_of(call, plan)
-        if self._comm.size == 1 or key in self._agreed:
+        if self._comm.size == 1:
             return None
-        self._agreed.add(key)
-        return self._make_check(key, call.title, plan.signature(call))
+        if key in self._agreed:
+            if call.blocking or not _may_differ_in_counts(call):
+                return None
+            key = object()  # counts differ from call to call, and a sum of balances would block
+        else:
+            self._agreed.add(key)
+        return self._make_check(key, call.title, plan.signature(call), call)
 
-    def _make_check(self, key: object, title: str, signature: str) -> _Check:
-        job = Job(AgreementCheck(title), signature, everyone=True)
+    def _comparison(self, title: str, signature: str, call: Call | None) -> Job:
+        if call is None or not _may_differ_in_counts(call):
+            return Job(AgreementCheck(title), signature, everyone=True)
+        balance, counts = self._balance.of(call), self._balance.describe(call)
+        return Job(AgreementCheck(title), signature, everyone=True, balance=balance, counts=counts)
+
+    def _make_check(self, key: object, title: str, signature: str, call: Call | None = None) -> _Check:
+        job = self._comparison(title, signature, call)
         check = self._checks[key] = _Check(job)
 
         def on_done(job: Job) -> None:
@@ -295,6 +324,11 @@ def _class_of(call: Call, plan: Plan) -> object:
         return call.title
     codec = plan.codec.spec if plan.codec else ""
     return call.title, call.nbytes.bit_length(), call.blocks.buffer.dtype.name, call.root, call.op, codec
+
+
+def _may_differ_in_counts(call: Call) -> bool:
+    """Return True for a v-variant, whose counts differ from call to call, so that each call is compared."""
+    return call.unsupported is None and (call.counts is None or call.method == "Allgatherv")
 
 
 def _extent(call: Call) -> int:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Policy"]
 
 MAX_PLANS = 256
+MPI_COUNT = (1 << 31) - 1
+"""The largest count and displacement that MPI libraries before MPI 4 take."""
 SINGLE_CHUNK = 1 << 19
 """Bytes up to which the engine gains nothing over the MPI library without a codec, if it has a faster wire."""
 
@@ -95,7 +97,9 @@ class Policy:
                 remedy=f"Pass an array of a basic type and one of SUM, PROD, MIN, MAX, or omit {', '.join(asked)}.",
                 rank=self._rank,
             )
-        if call.unsupported is not None:
+        if call.unsupported is None:
+            self._check_counts(call)
+        else:
             reaches_gpu = mpi_reaches_gpu(blocking=call.blocking)
             wait_for_producers(call.title, call.args, reaches_gpu=reaches_gpu, rank=self._rank)
         return Plan(Route.PASSTHROUGH, f"only the MPI library supports this call: {reason}")
@@ -128,6 +132,7 @@ class Policy:
             broken = call.collective == "alltoall" and call.in_place
             if codec.name not in ("none", "auto") or broken:
                 return None
+            self._check_counts(call)
             why = "the ranks do not know each other's counts"
             return Plan(Route.PASSTHROUGH, why, codec, lifetime=Lifetime())
         limit = self._passthrough_limit(call, codec)
@@ -139,13 +144,26 @@ class Policy:
     def _by_codec(self, call: Call, *, explore: bool) -> Plan:
         """Run a schedule with the codec that was asked for, or follow the tuner's plan for `auto`."""
         codec = self._codec(call)
-        if not isinstance(codec, Auto) or call.counts is None or not mpi_supports(call):
+        if not isinstance(codec, Auto) or call.counts is None or not mpi_supports(call) or sum(call.counts) > MPI_COUNT:
             return self._engine(call, codec, None, f"codec {codec.spec}, and the message is not small")
         plan = self._tuner.plan(call, explore=explore)
         chunk = call.options.get("chunk") or self._settings.chunk
         return replace(plan, chunk_bytes=chunk) if chunk and plan.route is Route.ENGINE else plan
 
     # What rules share
+
+    def _check_counts(self, call: Call) -> None:
+        """Raise if only the MPI library may run a call, and it does not take counts as large as these."""
+        blocks = [one for one in (call.sent, call.received) if one is not None]
+        most = max((max(*one.counts, *one.starts, 0) for one in blocks), default=0)
+        if most > MPI_COUNT:
+            raise BufferSpecError(
+                call.method,
+                expected=f"counts and displacements of at most {MPI_COUNT}, as native MPI runs this call",
+                got=str(most),
+                remedy="Pass codec='split' on every rank where the call takes it, or elements of a larger type.",
+                rank=self._rank,
+            )
 
     def _passthrough_limit(self, call: Call, codec: Codec) -> int:
         limit, on_mpi = self._settings.passthrough_bytes, self._wire.kind == MPI_WIRE

@@ -23,8 +23,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_gpucomp import config
+from mpi_gpucomp._call.balance import Balance
 from mpi_gpucomp._call.calls import check_options, find_method
 from mpi_gpucomp._call.staging import PackedBuffers, device_of, mpi4py_accepts
+from mpi_gpucomp._dispatch.in_flight import OpenRequests
 from mpi_gpucomp._dispatch.passthrough import Passthrough
 from mpi_gpucomp._dispatch.plan import Route
 from mpi_gpucomp.device import gpu_in_use, order_after
@@ -124,8 +126,16 @@ class Runtime:
         self.engine = Engine(self.wire, settings.slots, settings.timeout)
         self.monitor = attach_monitor(self.engine, comm, settings.monitor)
         self.driver = ProgressDriver(self.engine, background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+        self.in_flight = OpenRequests(self.engine, self.driver)
+        self.balance = Balance(comm.rank, comm.size)
         self.native = Passthrough(
-            comm, self.engine, self.driver, self.wire.derived_comms, on_rails=bool(settings.rails)
+            comm,
+            self.engine,
+            self.driver,
+            self.wire.derived_comms,
+            self.in_flight,
+            self.balance,
+            on_rails=bool(settings.rails),
         )
         self.names = NameRegistry(comm.rank)
         self._coders: dict[tuple[str | int, str, bool], Coder] = {}
@@ -217,7 +227,16 @@ class Runtime:
                 after=packed.unpack if packed.needed else None,
             )
             priority = call.options.get("priority", 0)
-            job = Job(task, plan.signature(call), name=name, priority=priority, everyone=call.counts is None)
+            local = call.counts is None
+            job = Job(
+                task,
+                plan.signature(call),
+                name=name,
+                priority=priority,
+                everyone=local,
+                balance=self.balance.of(call) if local else 0,
+                counts=self.balance.describe(call) if local else "",
+            )
             job.on_done = self.names.completion_callback(name, call.options)
         self.driver.submit(job, background=background)
         return job

@@ -149,7 +149,8 @@ def as_buffer(obj: object, *, writable: bool = False) -> Buffer:
             producer_stream=array.producer_stream,
         )
     else:
-        buffer = _numpy_buffer(_numpy_view(obj), obj)
+        view = _numpy_view(obj)
+        buffer = _numpy_buffer(view, view)  # the view keeps the memory in place: a bytearray cannot be resized
     if writable:
         _check_writable(buffer, obj)
     return buffer

@@ -38,7 +38,7 @@ __all__ = [
     "encode",
 ]
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"GC"
 _HEADER = struct.Struct("<2sBBI")
 _NUMBER = struct.Struct("<q")
@@ -65,6 +65,8 @@ class Join(NamedTuple):
     """The length of the longest block that it knows of."""
     trace: int = 0
     """Rolling hash of the pass-through calls before this one: ranks that differ have diverged."""
+    balance: int = 0
+    """The balance of counts that only the ranks of each pair know: over all ranks the sum is 0, modulo 2**64."""
 
 
 class FailureReport(NamedTuple):

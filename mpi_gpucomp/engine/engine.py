@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from mpi_gpucomp.core.library import CODING, CONTROL, FAULT, STALLED, TASK, core
-from mpi_gpucomp.engine.agreement import CHANNELS, CallId, CallRegistry, CallResult
+from mpi_gpucomp.engine.agreement import CHANNELS, AgreementCheck, CallId, CallRegistry, CallResult
 from mpi_gpucomp.engine.control_messages import (
     Abort,
     ControlMessage,
@@ -28,14 +28,14 @@ from mpi_gpucomp.engine.control_messages import (
 from mpi_gpucomp.engine.deadlock import DeadlockDetector, broadcast
 from mpi_gpucomp.engine.failure import Failure, SignatureMismatch, report_for
 from mpi_gpucomp.engine.scheduling import Slots
-from mpi_gpucomp.errors import ControlMessageError, PeerError, RankFailedError
+from mpi_gpucomp.errors import AgreementError, ControlMessageError, PeerError, RankFailedError
 from mpi_gpucomp.trace import NO_OBSERVER, NO_TRACE, CallSnapshot, EngineSnapshot, Observer, Trace, WaitSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.core.wire import CoreEvent, Wire
-    from mpi_gpucomp.engine.scheduling import Job, P2POperation, Work
+    from mpi_gpucomp.engine.scheduling import Completion, Job, P2POperation, Work
     from mpi_gpucomp.engine.task import CollectiveTask
 
 __all__ = ["Engine"]
@@ -61,8 +61,8 @@ class Engine:
         self._others = frozenset(range(size)) - {rank}
         self._ring = frozenset({(rank - 1) % size, (rank + 1) % size} - {rank})
         """Neighbours in a ring: they connect all ranks in the comparison of signatures, for any algorithm."""
-        self.callbacks: deque[Job] = deque()
-        """Completed jobs whose callbacks are still to be called, outside of the lock."""
+        self.callbacks: deque[Completion] = deque()
+        """What has completed and whose callbacks are still to be called, outside of the lock."""
         self.p2p_operations: list[P2POperation] = []
         """Point-to-point operations, progressed in every poll and removed when done."""
         self._pending_error: PeerError | None = None
@@ -103,7 +103,7 @@ class Engine:
             failure.join(job)
             return
         self._slots.add(job)  # first: sockets send the credits for its receives together with the join
-        join = encode(Join(*call, job.signature, job.task.tag, job.task.longest, job.trace))
+        join = encode(Join(*call, job.signature, job.task.tag, job.task.longest, job.trace, job.balance))
         for peer in job.needs:
             self.wire.send_control(peer, join)
         if self._pending_error is not None:
@@ -242,7 +242,28 @@ class Engine:
         else:
             self.callbacks.append(job)
 
-    def fail_next_call(self, job: Job, error: BaseException) -> None:
+    def end_unjoined(self) -> None:
+        """Fail the calls that some rank has not joined: none will join any more."""
+        for job in list(self._jobs.values()):
+            if not job.needs or job.call in self._failures:
+                continue
+            if isinstance(job.task, AgreementCheck) and job.on_done is None and not job.waiters:
+                self._slots.remove(job)  # a report of an error that this rank has raised, to ranks without that call
+                self._close(job)
+            else:
+                self._fail(job, self._unjoined(job))
+
+    def _unjoined(self, job: Job) -> AgreementError:
+        ranks = ", ".join(f"rank {rank}" for rank in sorted(job.needs))
+        return AgreementError(
+            job.title,
+            expected="every rank to start it before Free",
+            got=f"Free, which all ranks have called, {ranks} without starting it",
+            remedy="Start it on every rank, or on none.",
+            rank=self.wire.rank,
+        )
+
+    def fail_next_call(self, job: Completion, error: BaseException) -> None:
         """Report an error of a callback: to the job's waiter, and to all ranks in the next call of this rank.
 
         So every rank gets it in the same call, and they stay in step.
@@ -348,6 +369,10 @@ class Engine:
         job.needs -= {peer}
         job.task.call_trace.joined(peer)
         job.longest = max(job.longest, join.longest)
+        job.balance += join.balance
+        if not job.needs and job.balance % (1 << 64):
+            self._fail(job, SignatureMismatch())
+            return
         job.task.set_peer_tag(peer, join.tag)
 
     def _on_report(self, peer: int, report: FailureReport) -> None:

@@ -66,7 +66,7 @@ class Failure:
         """Stop this rank's job, for its own error or because another rank has one, and report to all."""
         self.job, self._error = job, error
         job.task.abandon()
-        self._report(CallResult(job.signature, job.task.sent, job.trace), error)
+        self._report(CallResult(job.full_signature, job.task.sent, job.trace), error)
 
     def on_report(self, peer: int, report: FailureReport) -> None:
         """Take a peer's report; a rank that has reported its error may answer again when it has ended the call."""

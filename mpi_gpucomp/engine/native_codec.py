@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["NativeCodec", "native_codec"]
 
 ENCODE, DECODE = 0, 1
+MAX_RECORDED = 1024
+"""Recordings, of 2 to 7 kB each, after which a codec starts again: programs may use any number of lengths."""
 
 
 class NativeCodec:
@@ -44,6 +46,11 @@ class NativeCodec:
         self.handle = core().gc_codec_new(codec.wire_id, dtype.code, dtype.itemsize, reduce, REDUCE_TILE, chooses)
         for wire_id in recording.accepted_ids(codec) if self.is_native else ():
             core().gc_codec_accept(self.handle, wire_id)
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if it has so many recordings that the next task should start with none."""
+        return len(self._recorded) >= MAX_RECORDED
 
     @property
     def _codec(self) -> Codec:
@@ -106,6 +113,6 @@ _codecs: WeakKeyDictionary[Codec, dict[tuple[str, str], NativeCodec]] = WeakKeyD
 def native_codec(codec: Codec, dtype: DType, gpu: CoreGpu | None = None) -> NativeCodec:
     """Return the core's codec for one of Python and an element type, on the host or a GPU."""
     known, key = _codecs.setdefault(codec, {}), (dtype.name, "host" if gpu is None else gpu.device.name)
-    if key not in known:
+    if key not in known or known[key].is_full:  # tasks in progress keep theirs
         known[key] = NativeCodec(codec, dtype, gpu)
     return known[key]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi_gpucomp.engine.engine import Engine
-    from mpi_gpucomp.engine.scheduling import Job
+    from mpi_gpucomp.engine.scheduling import Completion, Job
 
 __all__ = ["Backoff", "ProgressDriver"]
 
@@ -141,7 +141,7 @@ class ProgressDriver:
         """Wake the background thread for new work."""
         self._wake.set()
 
-    def _call_back(self, job: Job) -> None:
+    def _call_back(self, job: Completion) -> None:
         """Call a job's callback without the lock: it may start other collectives."""
         try:
             job.call_back()

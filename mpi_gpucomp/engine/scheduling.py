@@ -24,14 +24,30 @@ if TYPE_CHECKING:
 
     Work: TypeAlias = CollectiveTask | AgreementCheck
 
-__all__ = ["Job", "P2POperation", "Slots"]
+__all__ = ["Completion", "Job", "P2POperation", "Slots"]
+
+
+class Completion(Protocol):
+    """What has completed, and has a callback that is called outside of the engine's lock."""
+
+    error: BaseException | None
+    finished: bool
+
+    @property
+    def title(self) -> str:
+        """Return its name in messages."""
+        ...
+
+    def call_back(self) -> None:
+        """Call the callback."""
+        ...
 
 
 class P2POperation(Protocol):
     """A point-to-point operation, which needs no slot and no agreement of all ranks."""
 
     done: bool
-    error: Exception | None
+    error: BaseException | None
 
     def progress(self) -> bool:
         """Make progress without blocking; return True if there was any."""
@@ -42,14 +58,24 @@ class Job:
     """A submitted collective: its task, state and error."""
 
     def __init__(
-        self, task: Work, signature: str = "", *, name: str = "", priority: int = 0, everyone: bool = False
+        self,
+        task: Work,
+        signature: str = "",
+        *,
+        name: str = "",
+        priority: int = 0,
+        everyone: bool = False,
+        balance: int = 0,
+        counts: str = "",
     ) -> None:
         """Run a task whose signature all ranks compare; with a name, ranks may start it in any order.
 
         Each rank compares with its neighbours, and with `everyone` where no rank knows the lengths of all blocks, or
-        where no rank may continue before all have agreed.
+        where no rank may continue before all have agreed. Then the sum of the ranks' `balance` must be 0, modulo 2**64;
+        `counts` explains this rank's in errors.
         """
         self.task, self.signature, self.name, self.priority, self.everyone = task, signature, name, priority, everyone
+        self.balance, self.counts = balance, counts
         self.trace = 0
         """Rolling hash of the pass-through calls before this job; 0 for named jobs, which are unordered."""
         self.call = CallId(name, 0)
@@ -65,6 +91,11 @@ class Job:
         self.prepared = self.started = False
         self.on_done: Callable[[Job], None] | None = None
         """Called when it has completed, before `finished` is set."""
+
+    @property
+    def full_signature(self) -> str:
+        """Return the signature and what may differ between ranks, for errors."""
+        return f"{self.signature}, {self.counts}" if self.counts else self.signature
 
     @property
     def title(self) -> str:

@@ -7,9 +7,13 @@ records of all ranks: a row per rank, lane and kind of work.
 from __future__ import annotations
 
 import csv
-import os
+import io
+import socket
+import sys
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.monitor import files
 from mpi_gpucomp.monitor.diagnosis import ALARM_KINDS
 from mpi_gpucomp.monitor.settings import fill
 from mpi_gpucomp.monitor.trace_buffer import aligned
@@ -50,6 +55,10 @@ CSV_HEADER = ("time", "group", "from", "to", "rail", "collective", "count", "ban
 MAX_CSV_BYTES, CSV_FILES = 8 << 20, 4
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LOOPBACK = "127.0.0.1"
+MAX_CONNECTIONS = 16
+"""Of the endpoint; a further one takes the place of the oldest."""
+SILENT_SECONDS = 5.0
+"""After which a connection that sends nothing is closed."""
 
 ROWS = {ENCODE: 0, SEND: 1, RECV: 2, DECODE: 3}
 """In the order in which a chunk passes them."""
@@ -76,7 +85,6 @@ class CsvFile:
     def __init__(self, path: Path, max_bytes: int = MAX_CSV_BYTES, files: int = CSV_FILES) -> None:
         """Keep at most this many files of about this many bytes."""
         self._path, self._max_bytes, self._files = path, max_bytes, files
-        path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, found: list[list[Any]]) -> None:
         """Add rows."""
@@ -84,9 +92,9 @@ class CsvFile:
             return
         if self._path.exists() and self._path.stat().st_size > self._max_bytes:
             self._rotate()
-        fresh = not self._path.exists()
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([CSV_HEADER, *found] if fresh else found)
+        lines = io.StringIO()
+        csv.writer(lines, lineterminator="\n").writerows(found if self._path.exists() else [CSV_HEADER, *found])
+        files.append(self._path, lines.getvalue())
 
     def _rotate(self) -> None:
         for number in range(self._files - 1, 0, -1):
@@ -148,10 +156,35 @@ def exposition(buffers: Sequence[TraceBuffer]) -> str:
 
 def write(path: Path, buffers: Sequence[TraceBuffer]) -> None:
     """Write a Prometheus text file; readers never see it half written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(exposition(buffers), encoding="utf-8")
-    part.replace(path)
+    files.replace(path, exposition(buffers), files.PUBLIC)  # the exporter that collects it is another user
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """A server with a bounded number of connections, each of which has a thread."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._connections: deque[socket.socket] = deque()
+        self._lock = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in a thread; end the oldest one if there are too many."""
+        with self._lock:
+            self._connections.append(request)
+            oldest = self._connections.popleft() if len(self._connections) > MAX_CONNECTIONS else None
+        if oldest is not None:
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock, suppress(ValueError):
+            self._connections.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: a client has gone away."""
 
 
 def serve(where: str, buffers: Callable[[], Sequence[TraceBuffer]], added: int = 0) -> ThreadingHTTPServer:
@@ -162,6 +195,8 @@ def serve(where: str, buffers: Callable[[], Sequence[TraceBuffer]], added: int =
         raise SpecError("endpoint", expected="[address:]port", got=repr(where), remedy=remedy)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = SILENT_SECONDS
+
         def do_GET(self) -> None:
             """Send the metrics."""
             known = self.path.partition("?")[0] in ("/", "/metrics")
@@ -176,7 +211,7 @@ def serve(where: str, buffers: Callable[[], Sequence[TraceBuffer]], added: int =
             """Log nothing."""
 
     try:
-        server = ThreadingHTTPServer((address or LOOPBACK, int(port) + added if int(port) else 0), Handler)
+        server = _BoundedServer((address or LOOPBACK, int(port) + added if int(port) else 0), Handler)
     except OSError as error:
         raise SpecError(
             f"endpoint {where}", expected="a free port", got=str(error), remedy="Choose another one."
@@ -208,10 +243,14 @@ class Exporter:
         since, self._written = self._written, perf_counter_ns()
         self._process.recorder.collect()
         self._process.write_state()
-        if self._csv is not None:
-            self._csv.add(rows(self._buffer, since))
-        if self._prometheus is not None:
-            write(self._prometheus, [self._buffer])
+        try:
+            if self._csv is not None:
+                self._csv.add(rows(self._buffer, since))
+            if self._prometheus is not None:
+                write(self._prometheus, [self._buffer])
+        except OSError as error:  # such as a full disk: the program goes on
+            print(f"rank {self._process.rank}: no more exports: {error}", file=sys.stderr)
+            self._csv = self._prometheus = None
 
     def close(self) -> None:
         """Export once more, and end the thread."""

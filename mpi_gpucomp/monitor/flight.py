@@ -25,6 +25,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.monitor import files
 from mpi_gpucomp.monitor.settings import fill
 from mpi_gpucomp.trace import KINDS, SEND
 
@@ -74,10 +75,7 @@ class FlightRecorder:
                 return False
             self._written = time.monotonic()
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                part = self.path.with_suffix(".part")
-                part.write_text(json.dumps(self._record(reason), indent=1), encoding="utf-8")
-                part.replace(self.path)
+                files.replace(self.path, json.dumps(self._record(reason), indent=1))
             except OSError as error:
                 print(f"rank {self._process.rank}: no flight record: {error}", file=sys.stderr)
                 return False

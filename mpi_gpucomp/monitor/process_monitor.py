@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi_gpucomp.monitor import settings
+from mpi_gpucomp.monitor import files, settings
 from mpi_gpucomp.monitor.diagnosis import ALARM_KINDS, HANG, STALL
 from mpi_gpucomp.monitor.exporters import Exporter
 from mpi_gpucomp.monitor.flight import FlightRecorder
@@ -105,9 +105,11 @@ class Alarms:
         if logged:
             LOGGER.warning("rank %d: %s", self._rank, text)
         if self._log is not None:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d')} {stamp} rank {self._rank}: {text}\n")
+            try:
+                files.append(self._log, f"{time.strftime('%Y-%m-%d')} {stamp} rank {self._rank}: {text}\n")
+            except OSError as error:  # such as a full disk: the program goes on
+                LOGGER.warning("rank %d: no more alarms in %s: %s", self._rank, self._log, error)
+                self._log = None
 
 
 class ProcessMonitor:

@@ -22,6 +22,7 @@ import numpy as np
 
 from mpi_gpucomp.config import MAX_RECORDS
 from mpi_gpucomp.errors import SpecError
+from mpi_gpucomp.monitor import files
 from mpi_gpucomp.trace import CALL, DECODE, ENCODE, KINDS, RECV, SEND
 
 if TYPE_CHECKING:
@@ -160,8 +161,7 @@ class TraceBuffer:
         length = RING_AT + records * LAYOUT.size
         if path is None:
             return cls(mmap.mmap(-1, length))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        descriptor = files.create(path)
         try:
             os.ftruncate(descriptor, length)
             return cls(mmap.mmap(descriptor, length), path)

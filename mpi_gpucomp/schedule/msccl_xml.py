@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from mpi_gpucomp.errors import ScheduleError, SpecError
 from mpi_gpucomp.schedule.ir import COLLECTIVES, HAS_SOURCE, HAS_TARGET, KINDS, Algorithm, Lane, Place, Program, Step
-from mpi_gpucomp.schedule.topology import read_topology, write_topology
+from mpi_gpucomp.schedule.topology import read_file, read_topology, write_topology
 from mpi_gpucomp.schedule.verify import checked
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ def _parse(source: str | Path) -> _Element:
 
 def _content(path: Path, topic: str) -> str:
     try:
-        if path.stat().st_size > MAX_LENGTH:
-            return " " * (MAX_LENGTH + 1)
-        return path.read_text(encoding="utf-8-sig")
+        return read_file(path, MAX_LENGTH).decode("utf-8-sig")
     except OSError as error:
         raise _error(topic, "a readable file", error.strerror or str(error), "Name another file.") from error
     except ValueError as error:

@@ -29,6 +29,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +62,7 @@ __all__ = [
     "even_nodes",
     "preset",
     "read_document",
+    "read_file",
     "read_topology",
     "write_topology",
 ]
@@ -511,14 +514,24 @@ def _ports(machine: NodePreset, number: int, node: tuple[int, ...], inside: Link
     return ports
 
 
+def read_file(path: Path, limit: int) -> bytes:
+    """Return a file of at most `limit` bytes; raise ValueError for a longer one, a device or a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("something that is not a file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"more than {limit} bytes")
+    return data
+
+
 def read_document(path: str | Path, kind: str) -> Document:
     """Read a JSON file; `kind`, such as "topology", is named in errors."""
     path = Path(path)
     topic = f"{kind} {path}"
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise _document_error(topic, f"at most {MAX_FILE_BYTES} bytes", "more")
-        return Document(json.loads(path.read_text(encoding="utf-8")), topic)
+        return Document(json.loads(read_file(path, MAX_FILE_BYTES).decode()), topic)
     except OSError as error:
         raise _document_error(topic, "a readable file", error.strerror or str(error)) from error
     except UnicodeDecodeError as error:

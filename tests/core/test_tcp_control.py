@@ -16,7 +16,7 @@ from tcp_rank import FAULT, PENDING, WireUser, run_threads
 
 from mpi_gpucomp.errors import SpecError
 from mpi_gpucomp.transport.rails import Rails
-from mpi_gpucomp.transport.rails.connector import Hello, InitiatorHandshake
+from mpi_gpucomp.transport.rails.connector import MAX_UNAUTHENTICATED, Hello, InitiatorHandshake
 
 FAILOVER, STRIPED = "127.0.0.1,127.0.0.2", "127.0.0.1+127.0.0.2"
 
@@ -125,6 +125,24 @@ def test_unauthenticated_peers_are_rejected(tcp_library: ctypes.CDLL) -> None:
         return [wrong, user.wire._connector.has_pending, user.wire.failovers()]
 
     assert run_threads(2, Rails(FAILOVER), tcp_library, work) == [[0, False, []]] * 2
+
+
+def test_strangers_that_hold_every_place_do_not_keep_a_peer_out(tcp_library: ctypes.CDLL) -> None:
+    def work(user: WireUser) -> list[object]:
+        connector = user.wire._connector
+        connector.handshake_timeout = 1000.0  # the strangers stay
+        held = [socket.create_connection(connector._listeners[0].getsockname(), timeout=5) for _ in range(150)]
+        user.pass_ring(1, any_size)
+        if user.rank == 0:
+            user.cut(1, 0)
+        wrong = user.pass_ring(3, any_size)
+        pending = len(connector._pending)
+        for connection in held:
+            connection.close()
+        return [wrong, user.fault(), pending <= MAX_UNAUTHENTICATED + 2]
+
+    settings = Rails("127.0.0.1", 0.3, limit=10)
+    assert run_threads(2, settings, tcp_library, work) == [[0, "", True]] * 2
 
 
 def test_nothing_arrives_without_a_send(tcp_library: ctypes.CDLL) -> None:

@@ -448,6 +448,12 @@ void test_malformed_headers_and_states() {
     header.kind = CONTROL;
     header.length = MAX_PAYLOAD_BYTES + 1;
     CHECK(header.malformed());
+    header.check = header.checksum();
+    for (size_t bit = 0; bit < 8 * sizeof header; ++bit) {
+        PacketHeader damaged = header;
+        reinterpret_cast<uint8_t *>(&damaged)[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+        CHECK(damaged.check != damaged.checksum());
+    }
     for (const size_t size : {0, 7, 8, 24, 33}) CHECK(!AckState::unpack(Bytes(size), 2));
     const AckState state{7, {1, 2}, {9, 11}};
     CHECK(AckState::unpack(state.pack(), 2)->out_of_order == state.out_of_order);

@@ -58,6 +58,29 @@ void connect_pair(int family, int fds[2]) {
     close(listener);
 }
 
+// Forward the packets of a connection to another one, with one bit of one header flipped.
+void forward(int from, int to, int damaged_packet, int bit) {
+    const auto copy = [&](uint8_t *data, size_t count) {
+        for (size_t got = 0; got < count;) {
+            const ssize_t some = read(from, data + got, count - got);
+            if (some <= 0) return false;
+            got += static_cast<size_t>(some);
+        }
+        return true;
+    };
+    Bytes payload;
+    PacketHeader header;
+    for (int packet = 0; copy(reinterpret_cast<uint8_t *>(&header), sizeof header); ++packet) {
+        payload.resize(header.length);
+        if (!copy(payload.data(), payload.size())) break;
+        if (packet == damaged_packet) reinterpret_cast<uint8_t *>(&header)[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+        if (send(to, &header, sizeof header, MSG_NOSIGNAL) < 0) break;
+        if (!payload.empty() && send(to, payload.data(), payload.size(), MSG_NOSIGNAL) < 0) break;
+    }
+    shutdown(to, SHUT_RDWR);
+    shutdown(from, SHUT_RDWR);
+}
+
 struct Job {
     std::vector<std::unique_ptr<TcpWire>> ranks;
     std::map<std::array<int, 3>, uint64_t> generations;  // by lower rank, higher rank, stripe
@@ -367,8 +390,44 @@ void test_old_connections_and_garbage() {
     CHECK(write(fds[1], garbage.data(), garbage.size()) == 200);
     job.until([&] { return job.ranks[0]->snapshot().failovers.size() == 2; });
     CHECK(job.ranks[0]->snapshot().failovers[0].reason == "replaced by a new connection of the peer");
-    CHECK(job.ranks[0]->snapshot().failovers[1].reason == "malformed packet header");
+    CHECK(job.ranks[0]->snapshot().failovers[1].reason == "damaged packet header");
     close(fds[1]);
+}
+
+// A path is given up when a bit of a header was flipped, whichever; another one goes on, and nothing is lost.
+void test_damaged_headers(unsigned seed) {
+    std::mt19937 draw(seed);
+    for (int bit = 0; bit < 8 * static_cast<int>(sizeof(PacketHeader)); bit += 1 + static_cast<int>(draw() % 20)) {
+        Job job(2, settings_of({{0}}, 1, 20000 * MILLISECOND));
+        int to_relay[2], from_relay[2];
+        connect_pair(AF_INET, to_relay);
+        connect_pair(AF_INET, from_relay);
+        const uint64_t generation = ++job.generations[{0, 1, 0}];
+        job.ranks[0]->add_path(1, 0, generation, to_relay[0]);
+        job.ranks[1]->add_path(0, 0, generation, from_relay[0]);
+        for (const int fd : {to_relay[1], from_relay[1]}) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+        std::thread there(forward, to_relay[1], from_relay[1], 1 + static_cast<int>(draw() % 3), bit);
+        std::thread back(forward, from_relay[1], to_relay[1], -1, 0);
+        for (const size_t size : {100, 5000, 400000, 100, 100, 30000}) {
+            const Bytes data = pattern(size, bit);
+            Bytes memory(size);
+            Transfer *receiving = job.ranks[1]->receive(0, 7, memory.data(), static_cast<int64_t>(size));
+            Transfer *sending = job.ranks[0]->send(1, 7, data.data(), static_cast<int64_t>(size));
+            job.wait(1, receiving);
+            job.wait(0, sending);
+            CHECK(memory == data);
+            job.ranks[1]->release(receiving);
+            job.ranks[0]->release(sending);
+        }
+        bool detected = false;
+        for (const Failover &one : job.ranks[1]->snapshot().failovers) detected |= one.reason == "damaged packet header";
+        CHECK(detected);
+        job.leave();
+        there.join();
+        back.join();
+        close(to_relay[1]);
+        close(from_relay[1]);
+    }
 }
 
 // A bridged path is probed, but only the control side gives it up; its signs of life count.
@@ -572,6 +631,7 @@ int main(int count, char **arguments) {
     test_all_paths_down();
     test_a_hung_rank_stays_connected();
     test_old_connections_and_garbage();
+    test_damaged_headers(seed);
     test_a_bridged_path_is_not_timed_out();
     test_a_child_that_holds_the_sockets();
     test_no_descriptors();

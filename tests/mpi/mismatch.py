@@ -4,6 +4,7 @@ mismatch.py collectives [CASE ...]    different collectives in the same place
 mismatch.py types [CASE ...]          elements of different types
 mismatch.py arguments [CASE ...]      an exception on one rank while its arguments are read
 mismatch.py options [CASE ...]        options that do not exist
+mismatch.py counts [CASE ...]         counts of v-variants that differ
 
 Each case has a communicator of its own, so that nothing was compared before, and ends with calls that must succeed.
 """
@@ -278,7 +279,51 @@ def options() -> dict[str, Call]:
     return cases
 
 
-CASES = {"collectives": collectives, "types": types, "arguments": arguments_cases, "options": options}
+# Counts of v-variants
+
+
+def vector_call(method: str, count: int, root: int, more: int, comm: Communicator) -> Any:
+    """Call a v-variant of which rank 1 counts `more` elements at one place than its peer."""
+    counts, wrong, own = [count] * SIZE, [count] * SIZE, count
+    if ODD and (root == RANK or method.lower() in ("alltoallv", "ialltoallv", "allgatherv", "iallgatherv")):
+        wrong[2] += more
+    elif ODD:
+        own += more
+    many, one = np.zeros(count * SIZE + GUARD, np.float32), np.zeros(own, np.float32)
+    match method.lower().removeprefix("i"):
+        case "gatherv":
+            return getattr(comm, method)(one, [many, wrong] if root == RANK else None, root)
+        case "scatterv":
+            return getattr(comm, method)([many, wrong] if root == RANK else None, one, root)
+        case "allgatherv":
+            return getattr(comm, method)(one, [many, wrong])
+        case _:
+            return getattr(comm, method)([many, wrong], [many.copy(), counts])
+
+
+def after_one_that_matches(method: str, count: int, root: int, more: int, comm: Communicator) -> Any:
+    result = vector_call(method, count, root, 0, comm)
+    if isinstance(result, Request):
+        result.Wait()
+    return vector_call(method, count, root, more, comm)
+
+
+def counts() -> dict[str, Call]:
+    cases: dict[str, Call] = {}
+    for method in ("Gatherv", "Scatterv", "Alltoallv", "Allgatherv"):
+        for name in (method, start_name(method)):
+            for root in (0, 1) if method in ("Gatherv", "Scatterv") else (0,):
+                for more in (1, -1):
+                    for count in COUNTS:
+                        arguments = name, count, root, more
+                        cases[f"{name} root {root}, {more:+} of {count}"] = partial(vector_call, *arguments)
+                        cases[f"{name} root {root}, {more:+} of {count}, second call"] = partial(
+                            after_one_that_matches, *arguments
+                        )
+    return cases
+
+
+CASES = {"collectives": collectives, "types": types, "arguments": arguments_cases, "options": options, "counts": counts}
 
 
 def main() -> None:

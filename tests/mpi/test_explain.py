@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from launch import needs_mpirun, run
 
@@ -65,3 +67,23 @@ with Communicator(MPI.COMM_WORLD, "split", roles={"weights": "none"}) as comm:
 def test_equal_calls_share_a_plan_and_others_do_not() -> None:
     done = run(2, "-c", PLANS)
     assert done.returncode == 0, done.stderr
+
+
+def test_more_elements_than_native_mpi_counts_are_for_the_engine_or_an_error() -> None:
+    done = run(2, "tests/mpi/large_counts.py")
+    assert done.returncode == 0, done.stderr
+    for rank, found in enumerate(json.loads(done.stdout)):
+        for method in ("Bcast", "Allreduce", "Alltoall"):
+            assert found[method].startswith("ENGINE "), found
+        too_many = {"Scan": 2147483658} | ({"Gatherv": 2147483650} if rank == 0 else {})
+        for method, count in too_many.items():
+            assert found[method] == (
+                f"BufferSpecError: rank {rank}: {method}: expected counts and displacements of at most 2147483647, as "
+                f"native MPI runs this call, got {count}. Pass codec='split' on every rank where the call takes it, or "
+                "elements of a larger type."
+            )
+        for name, topic in (("chunk", "Send"), ("setting", "Communicator")):
+            assert found[name] == (
+                f"SpecError: rank {rank}: {topic}: expected chunk= as a number of bytes from 1 to 1073741824, "
+                "got 3221225472. Change it or leave it out."
+            )

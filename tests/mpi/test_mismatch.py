@@ -87,3 +87,13 @@ def test_an_unknown_option_is_an_error_with_a_suggestion(any_mpi: Path | None) -
             if not has_word(given, error) or suggestion not in error.lower().replace("'", ""):
                 wrong.append(f"{case}, rank {rank}: {error}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("codec", ["auto", "split"])
+def test_counts_of_v_variants_that_differ_are_an_error_on_every_rank(any_mpi: Path | None, codec: str) -> None:
+    wrong = []
+    for rank, found in enumerate(outcomes("counts", any_mpi, f"codec={codec}")):
+        for case, (error, _) in found.items():
+            if not error.startswith(f"AgreementError: rank {rank}: ") or not re.search("sending|receiving|sum", error):
+                wrong.append(f"{case}, rank {rank}: {error}")
+    assert wrong == []

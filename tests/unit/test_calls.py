@@ -178,7 +178,11 @@ def test_every_method_of_the_table_of_collectives_has_a_parser():
     ("options", "message"),
     [
         ({"codex": "split"}, "got codex=. Did you mean codec?"),
-        ({"chunk": 0}, "expected chunk= as a positive number of bytes, got 0. Change it or leave it out."),
+        ({"chunk": 0}, "expected chunk= as a number of bytes from 1 to 1073741824, got 0. Change it or leave it out."),
+        (
+            {"chunk": 3 << 30},
+            "expected chunk= as a number of bytes from 1 to 1073741824, got 3221225472. Change it or leave it out.",
+        ),
         ({"priority": "high"}, "expected priority= as an integer, got 'high'. Change it or leave it out."),
         ({"callback": 3}, "expected callback= as a callable, got 3. Change it or leave it out."),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from running import Ranks, expected, progress
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.split import Split
 from mpi_gpucomp.core.library import core
-from mpi_gpucomp.device import as_buffer, get_device
+from mpi_gpucomp.device import as_buffer, dtype_of_name, get_device
+from mpi_gpucomp.engine import native_codec
 from mpi_gpucomp.engine.agreement import AgreementCheck
 from mpi_gpucomp.engine.coder import Coder
 from mpi_gpucomp.engine.engine import Engine
@@ -267,3 +270,19 @@ def test_a_sender_waits_for_the_neighbours_of_its_receiver():
     assert jobs[0].started and not jobs[1].started and not jobs[0].finished
     progress_until(engines, [*jobs, broadcast_job(engines[2], "", data[2])])
     assert all((values == 0).all() for values in data)
+
+
+def test_memory_does_not_grow_with_the_number_of_lengths(monkeypatch):
+    monkeypatch.setattr(native_codec, "MAX_RECORDED", 8)
+    codec, dtype = Split(), dtype_of_name("float32")
+    run = Ranks(build("broadcast", "chain", 2), 77, codec, "float32")
+    in_use = weakref.ref(native_codec.native_codec(codec, dtype))
+    for length in range(1, 100):
+        native_codec.native_codec(codec, dtype).record([length], "sum")
+        assert len(native_codec.native_codec(codec, dtype)._recorded) < 10
+    run.drive()  # with recordings of its own
+    assert np.array_equal(run.outputs[1], run.inputs[0])
+    assert in_use() is not None
+    del run
+    gc.collect()
+    assert in_use() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def test_oversized_files(tmp_path: Path):
     file = tmp_path / "topo.json"
     with file.open("wb") as opened:
         opened.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(SpecError, match=f"expected at most {MAX_FILE_BYTES} bytes, got more"):
+    with pytest.raises(SpecError, match=f"expected JSON, got more than {MAX_FILE_BYTES} bytes"):
         read_topology(file)
 
 
@@ -246,3 +247,10 @@ def test_unknown_presets_and_partial_nodes():
         "number of ranks: expected at most 8, or a multiple of the 8 ranks of a node of ndv2, got 12. Use full nodes."
     )
     assert even_nodes(5, 2) == ((0, 1), (2, 3), (4,))
+
+
+def test_devices_and_pipes_are_refused_without_reading_them(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (Path("/dev/zero"), tmp_path / "pipe.json"):
+        with pytest.raises(SpecError, match="expected JSON, got something that is not a file"):
+            read_topology(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -264,7 +265,7 @@ def test_oversized_files_are_rejected(tmp_path: Path):
     with path.open("wb") as file:
         file.truncate(MAX_LENGTH + 1)
     assert error_of(path) == (
-        f"MSCCL XML {path}: expected at most {MAX_LENGTH} characters, got more. Write a schedule of fewer steps."
+        f"MSCCL XML {path}: expected a readable file, got more than {MAX_LENGTH} bytes. Name another file."
     )
     wide = read(RING.replace('i_chunks="2" o_chunks="0" s_chunks="0"', 'i_chunks="2" s_chunks="999999999"'))
     with pytest.raises(ScheduleError, match="scratch: expected 0 to 1048576 chunks, got 999999999"):
@@ -322,3 +323,23 @@ def test_damaged_files_raise_schedule_errors(data: st.DataObject):
     text = "<" + (SCRATCH[:start] + data.draw(st.text(max_size=5)) + SCRATCH[end:])[1:]
     with suppress(ScheduleError):
         check(read(text))
+
+
+def test_devices_and_pipes_are_refused_without_reading_them(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.xml")
+    for path in (Path("/dev/zero"), tmp_path / "pipe.xml"):
+        with pytest.raises(ScheduleError) as caught:
+            read(path)
+        assert str(caught.value) == (
+            f"MSCCL XML {path}: expected a readable file, got something that is not a file. Name another file."
+        )
+
+
+def test_a_short_file_cannot_ask_for_the_memory_of_many_chunks() -> None:
+    gpus = "".join(f'<gpu id="{rank}" i_chunks="1000000" o_chunks="1000000"/>' for rank in range(12))
+    with pytest.raises(ScheduleError) as caught:
+        checked(read(f'<algo name="a" coll="allreduce" nchunksperloop="1000000">{gpus}</algo>'))
+    assert str(caught.value) == (
+        "algorithm a: chunks: expected at most 4194304 on all ranks, with scratch memory, got 12000000. "
+        "Use fewer chunks."
+    )

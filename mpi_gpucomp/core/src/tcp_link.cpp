@@ -84,6 +84,7 @@ bool Link::next_packet(Path *path, Packet *packet) {
 void Link::fill_header(PacketHeader *header, uint64_t sequence) {
     header->sequence = sequence;
     header->acked = last_acked_ = receiver_.delivered;
+    header->check = header->checksum();
     ack_awaited_ = false;
     unacked_bytes_ = 0;
 }

@@ -5,6 +5,19 @@
 
 namespace gpucomp {
 
+// A damaged number or length would let both ends wait for each other, until the timeout.
+uint16_t PacketHeader::checksum() const {
+    PacketHeader copy = *this;
+    copy.check = 0;
+    uint64_t words[sizeof(PacketHeader) / 8], mixed = 0;
+    std::memcpy(words, &copy, sizeof words);
+    for (const uint64_t word : words) {
+        mixed = (mixed ^ word) * 0x9E3779B97F4A7C15u;
+        mixed ^= mixed >> 32;
+    }
+    return static_cast<uint16_t>(mixed ^ mixed >> 16);
+}
+
 bool PacketHeader::malformed() const {
     if (kind < DATA || kind > STATE || length > MAX_PAYLOAD_BYTES) return true;
     return kind == DATA && (offset < 0 || total < 0 || number == 0 || offset > total || length > total - offset);

@@ -49,7 +49,7 @@ constexpr uint32_t MAX_PAYLOAD_BYTES = 1u << 30;  // a header with a longer payl
 struct PacketHeader {
     uint8_t kind = 0;
     uint8_t credited = 0;  // of DATA: 1 if the message uses a credit
-    uint16_t unused = 0;
+    uint16_t check = 0;     // of all other fields
     uint32_t length = 0;  // bytes of the payload
     uint64_t sequence = 0;
     uint64_t acked = 0;  // every packet of the peer below this number has arrived
@@ -60,6 +60,7 @@ struct PacketHeader {
     int64_t total = 0;    // bytes of the message
 
     bool in_sequence() const { return kind <= ABORT; }
+    uint16_t checksum() const;
     bool malformed() const;
 };
 static_assert(sizeof(PacketHeader) == 64, "the header has no padding");

@@ -234,6 +234,10 @@ void TcpPath::consume() {
 bool TcpPath::begin_packet() {
     std::memcpy(&header_, buffer_.data() + first_, sizeof header_);
     first_ += sizeof header_;
+    if (header_.check != header_.checksum()) {
+        link->drop_path(this, "damaged packet header");
+        return false;
+    }
     if (header_.malformed() || !link->accept(this, header_, &landing_)) {
         link->drop_path(this, "malformed packet header");
         return false;

@@ -19,6 +19,8 @@ __all__ = ["StepRef", "check_structure", "describe", "error_at", "format_ranks",
 
 MAX_CHUNKS = 1 << 20
 """Far more than any algorithm needs, and few enough to check."""
+MAX_TOTAL_CHUNKS = 1 << 22
+"""Of all ranks, in scratch memory too: a check replays each of them."""
 
 
 def check_structure(algorithm: Algorithm) -> None:
@@ -45,6 +47,10 @@ def _check_header(algorithm: Algorithm) -> None:
     if not 1 <= chunks <= MAX_CHUNKS or (kind.blocks and chunks % ranks):
         expected = f"1 to {MAX_CHUNKS}" + (f", and a multiple of the {ranks} ranks" if kind.blocks else "")
         raise error_at(algorithm, None, "chunks", expected, str(chunks), "Use another number of chunks.")
+    total = sum(chunks + min(program.scratch_chunks, MAX_CHUNKS) for program in algorithm.programs)
+    if total > MAX_TOTAL_CHUNKS:
+        expected, remedy = f"at most {MAX_TOTAL_CHUNKS} on all ranks, with scratch memory", "Use fewer chunks."
+        raise error_at(algorithm, None, "chunks", expected, str(total), remedy)
     if root is not None and not 0 <= root < ranks:
         raise error_at(algorithm, None, "root", f"a rank from 0 to {ranks - 1}", str(root), "Use a valid rank.")
 

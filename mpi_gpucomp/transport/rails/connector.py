@@ -16,6 +16,7 @@ import secrets
 import socket
 import struct
 import time
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_ADDRESS_BYTES",
+    "MAX_UNAUTHENTICATED",
     "SECRET_BYTES",
     "AddressExchange",
     "ConnectedPeer",
@@ -38,7 +40,7 @@ __all__ = [
     "ResponderHandshake",
 ]
 
-MAGIC = b"GPCRAIL1"
+MAGIC = b"GPCRAIL2"
 SECRET_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 _HELLO = struct.Struct(f"<8sIIIIQ{NONCE_BYTES}s")
 HELLO_BYTES, ANSWER_BYTES = _HELLO.size, NONCE_BYTES + PROOF_BYTES
@@ -184,8 +186,11 @@ class ConnectedPeer(Protocol):
 class PendingConnection:
     """A connection whose handshake has not completed."""
 
-    def __init__(self, connector: Connector, connection: socket.socket, handshake: Handshake, rail: int) -> None:
-        """Start the handshake."""
+    def __init__(
+        self, connector: Connector, connection: socket.socket, handshake: Handshake, rail: int, host: str = ""
+    ) -> None:
+        """Start the handshake; `host` is the address of a rank, or a stranger, that has connected to this one."""
+        self.host = host
         self._connector, self.connection, self.handshake, self.rail = connector, connection, handshake, rail
         self.deadline = time.monotonic() + connector.handshake_timeout
         self._received, self._unsent = b"", handshake.first
@@ -269,15 +274,22 @@ class Connector:
     def _accept(self, rail: int, readable: bool, writable: bool) -> None:
         while True:
             try:
-                connection, _ = self._listeners[rail].accept()
+                connection, (host, *_) = self._listeners[rail].accept()
             except OSError:
                 return
             if len(self._pending) >= MAX_UNAUTHENTICATED + len(self._addresses) * len(self._paths):
-                connection.close()
-                continue
+                self._make_room()
             connection.setblocking(False)
             handshake = self._backends[rail].handshake(ResponderHandshake(self._secret, self.rank, rail, self._stripes))
-            self._pending[connection] = PendingConnection(self, connection, handshake, rail)
+            self._pending[connection] = PendingConnection(self, connection, handshake, rail, host)
+
+    def _make_room(self) -> None:
+        """Reject the oldest connection from the host that has most of them: strangers must not keep peers out."""
+        accepted = [pending for pending in self._pending.values() if not pending.handshake.initiates]
+        if accepted:
+            (crowd, _), *_ = Counter(pending.host for pending in accepted).most_common(1)
+            oldest = next(pending for pending in accepted if pending.host == crowd)
+            self.reject(oldest, HandshakeError("a newer connection needs its place"))
 
     def connect_missing(self, now: float) -> None:
         """Connect to peers without a path, and reject handshakes that exceed the time limit."""
