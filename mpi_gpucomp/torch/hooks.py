@@ -8,24 +8,25 @@ Each bucket is a named non-blocking all-reduce, which overlaps with the rest of 
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import count
-from typing import TYPE_CHECKING
+from functools import cache, cached_property, wraps
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mpi4py import MPI
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import as_buffer, get_device, order_after
 from mpi_gpucomp.device.host import HostDevice
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.torch.backend import communicator_of
+from mpi_gpucomp.torch.backend import communicator_of, number_on
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.communicator import Communicator
     from mpi_gpucomp.device import Stream
     from mpi_gpucomp.torch.backend import Ranks
 
@@ -33,8 +34,6 @@ __all__ = ["HookState", "gpucomp_hook"]
 
 FEEDBACK_BLOCK_BYTES = 1 << 21
 """Bytes encoded at a time for error feedback: fits the cache, and relative bounds see ranges as of a chunk."""
-
-_state_number = count()
 
 
 class HookState:
@@ -49,26 +48,61 @@ class HookState:
         warmup_steps: int = 0,
         name: str | None = None,
     ) -> None:
-        """Average over the ranks of a Communicator, an MPI communicator or a torch group; None means all ranks.
+        """Average over the ranks of a Communicator, an MPI communicator or a torch group; None means the model's group.
 
         `codec` defaults to the communicator's codec for the role "gradients", then to its default codec. With a lossy
         codec, `error_feedback` adds the error of each gradient to the next. The first `warmup_steps` steps are not
         compressed. `name` must be the same on all ranks; by default, states are numbered in order of creation.
         """
-        self.communicator = communicator_of(ranks)
-        default = self.communicator.codec_for("gradients") or self.communicator.codec_for() or "auto"
-        self.codec = get_codec(default if codec is None else codec)
+        self._communicator = None if ranks is None else communicator_of(ranks)
+        self._joins = ranks is None
+        if codec is not None:
+            self.codec = get_codec(codec)
+        if name is not None:
+            self.name = name
         if warmup_steps < 0:
             raise SpecError(
                 "HookState",
                 expected="warmup_steps of 0 or more",
                 got=str(warmup_steps),
                 remedy="Pass 0 to compress from the first step on.",
-                rank=self.communicator.rank,
+                rank=MPI.COMM_WORLD.rank,
             )
         self.warmup_steps, self.step = warmup_steps, 0
-        self.name = f"gradients {next(_state_number)}" if name is None else name
         self._feedback = _ErrorFeedback() if error_feedback else None
+
+    # Until a model joins, the ranks are unknown, and with them the default codec and name.
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks that gradients are averaged over."""
+        self._communicator = self._communicator or communicator_of(None)
+        return self._communicator
+
+    @cached_property
+    def codec(self) -> Codec:
+        """The codec of the gradients."""
+        return get_codec(self.communicator.codec_for("gradients") or self.communicator.codec_for() or "auto")
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the all-reduces, the same on all ranks."""
+        return f"gradients {number_on(self.communicator, 'gradients')}"
+
+    def join(self, model: DistributedDataParallel) -> None:
+        """Take the ranks of a model's group, unless others were named."""
+        if not self._joins:
+            return
+        communicator = communicator_of(model.process_group)
+        if self._communicator not in (None, communicator):
+            raise SpecError(
+                "register_comm_hook",
+                expected="models of one process group to share a HookState",
+                got="models of two groups",
+                remedy="Make a HookState for each group.",
+                rank=communicator.rank,
+            )
+        self._communicator = communicator
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start to average the gradients of a bucket; return a future of the result."""
@@ -107,6 +141,20 @@ def gpucomp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[t
 
 # DDP compares the annotations with the types, not with their names.
 gpucomp_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]})
+
+
+_register_comm_hook = DistributedDataParallel.register_comm_hook
+
+
+@wraps(_register_comm_hook)
+def _join_and_register(model: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
+    if isinstance(state, HookState):
+        state.join(model)
+    _register_comm_hook(model, state, hook)
+
+
+# A hook learns nothing of the model's group: by default it would average over the ranks of other models too.
+DistributedDataParallel.register_comm_hook = _join_and_register  # type: ignore[assignment, method-assign]
 
 
 class _ErrorFeedback:
