@@ -8,7 +8,7 @@ Each bucket is a named non-blocking all-reduce, which overlaps with the rest of 
 
 from __future__ import annotations
 
-from functools import cache, cached_property, wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,14 +52,14 @@ class HookState:
 
         `codec` defaults to the communicator's codec for the role "gradients", then to its default codec. With a lossy
         codec, `error_feedback` adds the error of each gradient to the next. The first `warmup_steps` steps are not
-        compressed. `name` must be the same on all ranks; by default, states are numbered in order of creation.
+        compressed. `name` must be the same on all ranks; by default, states are numbered in order of registration.
         """
-        self._communicator = None if ranks is None else communicator_of(ranks)
+        self._communicator: Communicator | None = None
         self._joins = ranks is None
-        if codec is not None:
-            self.codec = get_codec(codec)
-        if name is not None:
-            self.name = name
+        self._codec = None if codec is None else get_codec(codec)
+        self._name = name
+        if ranks is not None:
+            self._take(communicator_of(ranks))
         if warmup_steps < 0:
             raise SpecError(
                 "HookState",
@@ -71,23 +71,23 @@ class HookState:
         self.warmup_steps, self.step = warmup_steps, 0
         self._feedback = _ErrorFeedback() if error_feedback else None
 
-    # Until a model joins, the ranks are unknown, and with them the default codec and name.
+    def _take(self, communicator: Communicator) -> Communicator:
+        """Average over these ranks from now on; their order of calls numbers the states."""
+        default = communicator.codec_for("gradients") or communicator.codec_for() or "auto"
+        self._communicator, self._codec = communicator, self._codec or get_codec(default)
+        self._name = self._name or f"gradients {number_on(communicator, 'gradients')}"
+        return communicator
 
     @property
     def communicator(self) -> Communicator:
-        """The ranks that gradients are averaged over."""
-        self._communicator = self._communicator or communicator_of(None)
-        return self._communicator
+        """The ranks that gradients are averaged over: all, before a model has joined."""
+        return self._communicator or self._take(communicator_of(None))
 
-    @cached_property
+    @property
     def codec(self) -> Codec:
         """The codec of the gradients."""
-        return get_codec(self.communicator.codec_for("gradients") or self.communicator.codec_for() or "auto")
-
-    @cached_property
-    def name(self) -> str:
-        """The name of the all-reduces, the same on all ranks."""
-        return f"gradients {number_on(self.communicator, 'gradients')}"
+        assert self.communicator and self._codec
+        return self._codec
 
     def join(self, model: DistributedDataParallel) -> None:
         """Take the ranks of a model's group, unless others were named."""
@@ -102,7 +102,8 @@ class HookState:
                 remedy="Make a HookState for each group.",
                 rank=communicator.rank,
             )
-        self._communicator = communicator
+        if self._communicator is None:
+            self._take(communicator)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start to average the gradients of a bucket; return a future of the result."""
@@ -112,7 +113,7 @@ class HookState:
         if self._feedback is not None and not codec.lossless:
             self._feedback.apply(codec, bucket.parameters(), gradient)
         self.step += bucket.is_last()
-        return self._all_reduce(gradient, codec, f"{self.name}, bucket {bucket.index()}")
+        return self._all_reduce(gradient, codec, f"{self._name}, bucket {bucket.index()}")
 
     def _codec_of(self, gradient: torch.Tensor) -> Codec:
         dtype = str(gradient.dtype).removeprefix("torch.")
