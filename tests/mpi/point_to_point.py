@@ -336,6 +336,166 @@ def memory() -> None:
     assert after.retained <= 12 * chunk, after
 
 
+COUNTS = (0, 1, 7, 300, 9_000, 100_000)
+"""Messages within an envelope, in frames, and (sent by other calls) longer than any envelope."""
+
+
+def probed(comm: Communicator, count: int, dtype: str) -> None:
+    """Probe in every way, and receive what was found into a buffer of the size that the status tells."""
+    expected = values(count, dtype, BEFORE)
+    for method in ("Probe", "Iprobe", "Mprobe", "Improbe"):
+        probe, status = getattr(comm, method), MPI.Status()
+        found = probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        while not found:
+            found = probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        assert fields(status) == (BEFORE, 11, expected.nbytes, False), (method, fields(status), count)
+        room, got = np.ones(status.Get_count(MPI.BYTE) // expected.itemsize, dtype), MPI.Status()
+        if method in ("Mprobe", "Improbe"):
+            found.Recv(room, got)
+        else:
+            comm.Recv(room, status.source, status.tag, got)
+        assert (room == expected).all() and fields(got) == fields(status)
+
+
+@case
+def probes() -> None:
+    """Probe messages in frames, and those of mpi4py's other calls, before they are received."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for send in (comm.Isend, comm.Issend):
+            for count in COUNTS:
+                for dtype in ("f4", "i4"):
+                    sent = values(count, dtype)
+                    requests = [send(sent, NEXT, 11) for _ in range(4)]
+                    probed(comm, count, dtype)
+                    Request.Waitall(requests)
+        assert not comm.Iprobe() and comm.Improbe(BEFORE, 3) is None
+        status = MPI.Status()
+        assert comm.Probe(MPI.PROC_NULL, 3, status) and status.source == MPI.PROC_NULL
+        comm.Barrier()
+
+
+@case
+def probes_of_calls_with_a_codec() -> None:
+    """Probe on a communicator without a codec: messages in frames, and passed through."""
+    with Communicator(WORLD, chunk=CHUNK) as comm:
+        for codec in ("split", None):
+            for count in COUNTS:
+                request, status = comm.Isend(values(count, "f4"), NEXT, 2, codec=codec), MPI.Status()
+                comm.Probe(BEFORE, 2, status)
+                assert fields(status) == (BEFORE, 2, 4 * count, False)
+                room = np.ones(count, "f4")
+                if codec:
+                    comm.Recv(room, BEFORE, 2, codec=codec)
+                else:
+                    comm.Mprobe(BEFORE, 2).Recv(room)
+                request.Wait()
+                assert (room == values(count, "f4", BEFORE)).all()
+        # A receive that expects frames takes a message without any.
+        for count in COUNTS:
+            request, room = comm.Isend(values(count, "f4"), NEXT), np.ones(count, "f4")
+            comm.Recv(room, BEFORE, codec="split")
+            request.Wait()
+            assert (room == values(count, "f4", BEFORE)).all()
+
+
+@case
+def mixed_calls() -> None:
+    """Send one after the other by mpi4py's calls: messages arrive complete, and in order but on rails."""
+    MPI.Attach_buffer(bytearray(16 * sum(COUNTS) + 100 * MPI.BSEND_OVERHEAD))
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        tags = [4] * 7 if comm.rail_stats() is None else list(range(7))
+        for count in COUNTS:
+            sent, rooms = [values(count, "f4") + n for n in range(7)], [np.ones(count, "f4") for _ in range(7)]
+            receives = [comm.Irecv(room, BEFORE, tag) for room, tag in zip(rooms[:3], tags, strict=False)]
+            receives.append(comm.Recv_init(rooms[3], BEFORE, tags[3]))
+            receives[3].Start()
+            receives += [comm.Irecv(room, BEFORE, tag) for room, tag in zip(rooms[4:], tags[4:], strict=True)]
+            persistent = comm.Send_init(sent[3], NEXT, tags[3])
+            requests = [comm.Isend(sent[0], NEXT, tags[0]), comm.Issend(sent[1], NEXT, tags[1])]
+            comm.Bsend(sent[2], NEXT, tags[2])
+            persistent.Start()
+            requests += [comm.Isend(sent[4], NEXT, tags[4]), comm.Ibsend(sent[5], NEXT, tags[5])]
+            requests.append(comm.Issend(sent[6], NEXT, tags[6]))
+            Request.Waitall([*receives, persistent, *requests])
+            for n, room in enumerate(rooms):
+                assert (room == values(count, "f4", BEFORE) + n).all(), (count, n)
+            persistent.Free()
+            replaced = values(count, "f4")
+            comm.Sendrecv_replace(replaced, NEXT, 1, BEFORE, 1)
+            assert (replaced == values(count, "f4", BEFORE)).all()
+    MPI.Detach_buffer()
+
+
+def improbed(comm: Communicator) -> MPI.Message:
+    while (message := comm.improbe()) is None:
+        pass
+    return message
+
+
+@case
+def objects() -> None:
+    """Send and receive objects, also by probes, beside messages in frames."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for length in (1, 20_000, 100_000):
+            sent, expected = [RANK] * length, [BEFORE] * length
+            for receive in (
+                lambda: comm.recv(None, BEFORE, 3),
+                lambda: comm.mprobe().recv(),
+                lambda: improbed(comm).recv(),
+                lambda: comm.irecv(1 << 20, BEFORE).wait(),
+            ):
+                request, status = comm.isend(sent, NEXT, 3), MPI.Status()
+                comm.probe(status=status)
+                assert status.tag == 3 and status.count > length
+                assert receive() == expected
+                request.wait()
+            assert comm.sendrecv(sent, NEXT, 0, None, BEFORE) == expected
+        # As between mpi4py's own calls: pickled bytes may travel as a buffer, and the other way round.
+        pickled = bytearray(MPI.pickle.dumps({"rank": RANK, "values": list(range(50_000))}))
+        if comm.rail_stats() is not None:
+            return
+        request = comm.Isend(pickled, NEXT)
+        assert comm.recv(None, BEFORE) == {"rank": BEFORE, "values": list(range(50_000))}
+        request.Wait()
+        request, room = comm.isend(RANK, NEXT), bytearray(1000)
+        comm.Recv(room, BEFORE)
+        assert MPI.pickle.loads(room) == BEFORE
+        request.wait()
+
+
+@case
+def cancelled() -> None:
+    """Cancel receives: an unmatched one takes nothing, and a matched one completes."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for count in COUNTS:
+            room, status = np.ones(count, "f4"), MPI.Status()
+            never = comm.Irecv(room, BEFORE, 6)
+            never.Cancel()
+            assert never.Wait(status) and status.Is_cancelled()
+            comm.Barrier()
+            request = comm.Isend(values(count, "f4"), NEXT, 6)
+            comm.Probe(BEFORE, 6)
+            late = comm.Irecv(room, BEFORE, 6)
+            late.Cancel()
+            late.Wait(status)
+            assert fields(status) == (BEFORE, 6, 4 * count, False)
+            request.Wait()
+            assert (room == values(count, "f4", BEFORE)).all()
+
+
+@case
+def too_long_without_frames() -> list[str]:
+    """Receive a message of another call into a buffer that is too short."""
+    found = []
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for count in (10, 100_000):
+            request = comm.Issend(np.ones(count, "f4"), NEXT, 4)
+            found.append(error_of(lambda count=count: comm.Recv(np.ones(count - 1, "f4"), BEFORE, 4)))
+            request.Wait()
+        compare(comm, 30_000, "f4")
+    return found
+
+
 @case
 def freed() -> None:
     """Check that Free leaves no communicator and no thread."""
@@ -344,7 +504,7 @@ def freed() -> None:
     compare(comm, 100_000, "f4")
     assert threading.active_count() > before
     comm.Free()
-    assert getattr(comm._p2p._channel.envelopes, "_comm", MPI.COMM_NULL) == MPI.COMM_NULL
+    assert not comm._p2p._channel.envelopes._comm
     assert threading.active_count() == before
 
 
