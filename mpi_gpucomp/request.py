@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -50,15 +51,43 @@ class Request:
             raise self._job.error
         return True
 
-    @staticmethod
-    def Waitall(requests: Sequence[Any], statuses: Any = None) -> bool:
-        """Wait for all, ours and mpi4py's; the first error is raised once all have ended."""
-        return _first_error(request.Wait for request in requests)
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active; only Wait and Test raise its error."""
+        if self.active and not self._job.finished:
+            self._driver.poll()
+        return not self.active or self._job.finished
+
+    def Cancel(self) -> None:
+        """Raise an error: MPI cancels messages alone, and of those receives."""
+        raise SpecError(
+            "Cancel",
+            expected="the request of a message",
+            got="that of a collective",
+            remedy="Wait for it: other ranks count on this one.",
+        )
+
+    def __bool__(self) -> bool:
+        """Return True until Wait or Test has found it completed."""
+        return self.active
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for itself; once it is inactive, also for MPI.REQUEST_NULL."""
+        return other is self or (isinstance(other, MPI.Request) and other == MPI.REQUEST_NULL and not self)
+
+    def __hash__(self) -> int:
+        """Return a hash of its identity."""
+        return id(self)
 
     @staticmethod
-    def Testall(requests: Sequence[Any], statuses: Any = None) -> bool:
-        """Return True if all have completed."""
-        return all([request.Test() for request in requests])
+    def Waitall(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> bool:
+        """Wait for all, ours and mpi4py's; the first error is raised once all have ended."""
+        filled = _statuses(statuses, len(requests))
+        return _first_error(partial(request.Wait, status) for request, status in zip(requests, filled, strict=False))
+
+    @staticmethod
+    def Testall(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> bool:
+        """Return True if all have completed; if not, all stay active."""
+        return all([request.Get_status() for request in requests]) and Request.Waitall(requests, statuses)
 
     @staticmethod
     def Waitany(requests: Sequence[Any], status: Any = None) -> int:
@@ -72,6 +101,29 @@ class Request:
             backoff.rest()
         return MPI.UNDEFINED
 
+    @staticmethod
+    def Testany(requests: Sequence[Any], status: MPI.Status | None = None) -> tuple[int, bool]:
+        """Return an active request's index, or MPI.UNDEFINED, and True if it has completed or if none is active."""
+        active = [number for number, request in enumerate(requests) if _is_active(request)]
+        found = next((number for number in active if requests[number].Test(status)), MPI.UNDEFINED)
+        return found, found != MPI.UNDEFINED or not active
+
+    @staticmethod
+    def Waitsome(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> list[int] | None:
+        """Wait for at least one of the active requests, and return the indices; None if none is active."""
+        backoff = Backoff()
+        while (found := Request.Testsome(requests, statuses)) == []:
+            backoff.rest()
+        return found
+
+    @staticmethod
+    def Testsome(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> list[int] | None:
+        """Return the indices of the active requests that have completed; None if none is active."""
+        active = [number for number, request in enumerate(requests) if _is_active(request)]
+        found = [number for number in active if requests[number].Get_status()]
+        Request.Waitall([requests[number] for number in found], statuses)
+        return found if active else None
+
     # mpi4py's lower-case forms return the received objects: of a buffer there is none.
 
     def wait(self, status: MPI.Status | None = None) -> None:
@@ -81,6 +133,14 @@ class Request:
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
         """Return True if it has completed; raise its error."""
         return self.Test(status), None
+
+    def get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active."""
+        return self.Get_status(status)
+
+    def cancel(self) -> None:
+        """Cancel a receive, unless it is matched."""
+        self.Cancel()
 
     @staticmethod
     def waitall(requests: Sequence[Any], statuses: Any = None) -> list[None]:
@@ -98,6 +158,31 @@ class Request:
     def waitany(requests: Sequence[Any], status: Any = None) -> tuple[int, None]:
         """Wait for one of the active requests and return its index."""
         return Request.Waitany(requests, status), None
+
+    @staticmethod
+    def testany(requests: Sequence[Any], status: Any = None) -> tuple[int, bool, None]:
+        """Return the index of an active request that has completed, and True."""
+        return *Request.Testany(requests, status), None
+
+    @staticmethod
+    def waitsome(requests: Sequence[Any], statuses: Any = None) -> tuple[list[int] | None, list[None] | None]:
+        """Wait for at least one of the active requests, and return the indices."""
+        found = Request.Waitsome(requests, statuses)
+        return found, None if found is None else [None] * len(found)
+
+    @staticmethod
+    def testsome(requests: Sequence[Any], statuses: Any = None) -> tuple[list[int] | None, list[None] | None]:
+        """Return the indices of the active requests that have completed."""
+        found = Request.Testsome(requests, statuses)
+        return found, None if found is None else [None] * len(found)
+
+
+def _statuses(statuses: list[MPI.Status] | None, count: int) -> list[Any]:
+    """Return a status for each request, in a list that is extended if it is too short; None if none are wanted."""
+    if statuses is None:
+        return [None] * count
+    statuses += [MPI.Status() for _ in range(len(statuses), count)]
+    return statuses
 
 
 def _is_active(request: Any) -> bool:
@@ -158,6 +243,17 @@ class NativeRequest(Request):
         if not self._is_issued():
             self._driver.poll()
         return self._is_issued() and self._query("Test", status) and self._complete()
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active."""
+        if not self._is_issued():
+            self._driver.poll()
+        return self._is_issued() and (self._request is None or self._request.Get_status(status))
+
+    def Cancel(self) -> None:
+        """Cancel a receive, unless it is matched; the status of Wait tells."""
+        if self._request is not None:
+            self._request.Cancel()
 
     def _is_issued(self) -> bool:
         return self._request is not None or self._error is not None
@@ -224,6 +320,19 @@ class PersistentRequest(Request):
         if self._active is not None and self._active.Test(status):
             self._active = None
         return self._active is None
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if the last start has completed."""
+        return self._active is None or self._active.Get_status(status)
+
+    def Cancel(self) -> None:
+        """Cancel the last start, if it is that of a receive."""
+        if self._active is not None:
+            self._active.Cancel()
+
+    def __bool__(self) -> bool:
+        """Return True until it is freed."""
+        return self._start is not None
 
     def Free(self) -> None:
         """Release the buffers."""

@@ -729,6 +729,11 @@ class PointToPoint:
         finally:
             sent.Wait()
 
+    @property
+    def expects_frames(self) -> bool:
+        """Return True if receives expect frames by default, as the codec of the communicator says."""
+        return self._codec is not None
+
     # Matched probes
 
     def probe(self, source: int, tag: int, status: MPI.Status | None) -> bool:
@@ -962,6 +967,14 @@ class P2PRequest(Request):
         if isinstance(self._message, RecvOperation):
             with self._driver.lock:
                 self._message.cancel()
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active; fill in the status of a receive."""
+        if not self._has_ended():
+            self._driver.poll()
+        if status is not None and self._message.done and isinstance(self._message, RecvOperation):
+            self._message.fill(status)
+        return self._has_ended()
 
     def _has_ended(self) -> bool:
         return self._message.done or self._engine.broken is not None

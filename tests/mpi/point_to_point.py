@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 from mpi4py import MPI
@@ -24,6 +24,7 @@ WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NEXT, BEFORE = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 CHUNK = 1 << 14
+NUMBERS = count()
 CALLS: dict[str, Callable[[], object]] = {}
 
 
@@ -452,8 +453,6 @@ def objects() -> None:
             assert comm.sendrecv(sent, NEXT, 0, None, BEFORE) == expected
         # As between mpi4py's own calls: pickled bytes may travel as a buffer, and the other way round.
         pickled = bytearray(MPI.pickle.dumps({"rank": RANK, "values": list(range(50_000))}))
-        if comm.rail_stats() is not None:
-            return
         request = comm.Isend(pickled, NEXT)
         assert comm.recv(None, BEFORE) == {"rank": BEFORE, "values": list(range(50_000))}
         request.Wait()
@@ -481,6 +480,100 @@ def cancelled() -> None:
             assert fields(status) == (BEFORE, 6, 4 * count, False)
             request.Wait()
             assert (room == values(count, "f4", BEFORE)).all()
+
+
+def one_of_each(comm: Communicator) -> tuple[list[np.ndarray], list[Request], Callable[[], list[Request]]]:
+    """Start a sum, receives in frames, passed through and of mpi4py, and a persistent one; return how to send."""
+    rooms = [np.zeros(count, "f4") for count in (50_000, 50_000, 10, 10, 50_000)]
+    persistent = comm.Recv_init(rooms[4], BEFORE, 3)
+    persistent.Start()
+    receives = [
+        comm.Iallreduce(MPI.IN_PLACE, rooms[0], name=f"sum {next(NUMBERS)}"),
+        comm.Irecv(rooms[1], BEFORE, 1),
+        comm.Irecv(rooms[2], BEFORE, 2, codec="none"),
+        WORLD.Irecv(rooms[3], BEFORE, 2),
+        persistent,
+    ]
+
+    def send() -> list[Request]:
+        return [
+            comm.Isend(values(50_000, "f4"), NEXT, 1),
+            comm.Isend(values(10, "f4"), NEXT, 2, codec="none"),
+            WORLD.Isend(values(10, "f4"), NEXT, 2),
+            comm.Isend(values(50_000, "f4"), NEXT, 3),
+        ]
+
+    return rooms, receives, send
+
+
+def all_arrived(rooms: list[np.ndarray]) -> bool:
+    return all((room == values(room.size, "f4", BEFORE)).all() for room in rooms[1:])
+
+
+def completed(requests: list[Request]) -> list[bool]:
+    """Return True for each request that is complete, and check its truth value and comparisons."""
+    for request in requests[:4]:
+        assert bool(request) != (request == MPI.REQUEST_NULL) and (request == request) and (request != requests[4])
+    return [request.Get_status() for request in requests]
+
+
+@case
+def completions() -> None:
+    """Complete requests of every kind with each of mpi4py's functions, and fill in statuses."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for function in (Request.Waitall, Request.Testall, Request.Waitsome, Request.Testsome, Request.Testany):
+            rooms, receives, send = one_of_each(comm)
+            assert not any(completed(receives)[1:])
+            assert Request.Testany(receives[1:]) == (MPI.UNDEFINED, False)
+            assert not Request.Testall(receives) and Request.Testsome(receives[1:]) == []
+            comm.Barrier()  # no rank has sent yet
+            sends, statuses = send(), []
+            if function is Request.Waitall:
+                assert Request.Waitall(receives, statuses)
+            elif function is Request.Testall:
+                while not Request.Testall(receives, statuses):
+                    assert all(receives)  # all or none
+            elif function is Request.Testany:
+                indices, status = [], MPI.Status()
+                while (found := Request.Testany(receives, status)) != (MPI.UNDEFINED, True):
+                    if found[1]:
+                        indices.append(found[0])
+                        assert found[0] == 0 or fields(status)[:2] == (BEFORE, (1, 2, 2, 3)[found[0] - 1])
+                assert sorted(indices) == [0, 1, 2, 3, 4]
+            else:
+                indices = []
+                while (some := function(receives, statuses)) is not None:
+                    for index, status in zip(some, statuses, strict=False):
+                        assert index == 0 or fields(status)[2] == rooms[index].nbytes
+                    indices += some
+                assert sorted(indices) == [0, 1, 2, 3, 4]
+            if function in (Request.Waitall, Request.Testall):
+                sizes = [(status.tag, status.Get_count(MPI.FLOAT)) for status in statuses[1:]]
+                assert sizes == [(1, 50_000), (2, 10), (2, 10), (3, 50_000)], sizes
+            assert all_arrived(rooms) and all(completed(receives))
+            assert [bool(request) for request in receives] == [False] * 4 + [True]
+            assert Request.Testany(receives) == (MPI.UNDEFINED, True)
+            assert Request.Waitsome(receives) is None and Request.testsome(receives) == (None, None)
+            assert Request.Waitall(sends)
+
+
+@case
+def cancelled_requests() -> list[str]:
+    """Cancel what was started in frames, passed through and persistently, and a collective."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        receives = [comm.Irecv(np.ones(3), BEFORE), comm.Irecv(np.ones(3), BEFORE, codec="none")]
+        receives.append(comm.Recv_init(np.ones(3), BEFORE))
+        receives[2].Start()
+        for request in receives:
+            status = MPI.Status()
+            assert not request.get_status()
+            request.cancel()
+            request.Wait(status)
+            assert status.Is_cancelled()
+        summed = comm.Iallreduce(MPI.IN_PLACE, np.ones(50_000))
+        found = [error_of(summed.Cancel)]
+        summed.Wait()
+    return found
 
 
 @case
