@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpi_gpucomp import config
 from mpi_gpucomp._call.calls import check_options
 from mpi_gpucomp._dispatch.dispatcher import Dispatcher
-from mpi_gpucomp._dispatch.p2p import PointToPoint
+from mpi_gpucomp._dispatch.p2p import PointToPoint, copy_of
 from mpi_gpucomp._dispatch.passthrough import method_salt
 from mpi_gpucomp._dispatch.persistent import DeltaRequest
 from mpi_gpucomp._dispatch.plan import Settings
@@ -44,6 +44,14 @@ if TYPE_CHECKING:
 __all__ = ["Communicator", "RailStats", "Stats"]
 
 _Array, _Op = np.ndarray, MPI.Op
+SENDS = frozenset(
+    (
+        *("Bsend", "Rsend", "Ssend", "Ibsend", "Irsend", "Issend"),
+        *("Send_init", "Bsend_init", "Rsend_init", "Ssend_init"),
+        *("send", "bsend", "ssend", "isend", "ibsend", "issend"),
+    )
+)
+"""mpi4py's calls whose messages are received by those that expect frames."""
 BCAST_SALT, ALLREDUCE_SALT = method_salt("Bcast"), method_salt("Allreduce")
 
 
@@ -122,7 +130,7 @@ class Communicator:
         """Return mpi4py's attribute, of our duplicate."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._comm, name)
+        return getattr(self._p2p.mixed or self._comm if name in SENDS else self._comm, name)
 
     def Free(self) -> None:
         """Complete what is in flight, stop the progress thread and free the duplicates: collective.
@@ -433,7 +441,7 @@ class Communicator:
         """Start an exclusive prefix reduction (passed through)."""
         return self._dispatcher.start("Exscan", (sendbuf, recvbuf, op), options)
 
-    # Point-to-point: the sender's codec and chunk apply; the receiver's only announces that it expects frames.
+    # Point-to-point: the sender's codec and chunk apply; the receiver's only tells that it expects frames.
 
     def Send(
         self,
@@ -502,6 +510,92 @@ class Communicator:
     ) -> None:
         """Send a message and receive another, in either order."""
         self._p2p.exchange((sendbuf, dest, sendtag), (recvbuf, source, recvtag), status, codec, chunk, stream)
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> None:
+        """Send a message and receive another into the same buffer."""
+        if not self._p2p.expects_frames:
+            self._comm.Sendrecv_replace(buf, dest, sendtag, source, recvtag, status)
+            return
+        self.Sendrecv(copy_of(buf), dest, sendtag, buf, source, recvtag, status)
+
+    def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
+        """Prepare a persistent receive."""
+        if not self._p2p.expects_frames:
+            return self._comm.Recv_init(buf, source, tag)
+        return PersistentRequest(lambda: self.Irecv(buf, source, tag))
+
+    def recv(
+        self,
+        buf: Any = None,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Any:
+        """Receive an object, which mpi4py's send has pickled."""
+        if not self._p2p.expects_frames or source == MPI.PROC_NULL:
+            return self._comm.recv(buf, source, tag, status)
+        return self.mprobe(source, tag).recv(status)
+
+    def irecv(self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
+        """Start to receive an object, pickled into at most as many bytes as `buf` has (None: 32 KiB)."""
+        if not self._p2p.expects_frames or source == MPI.PROC_NULL:
+            return self._comm.irecv(buf, source, tag)
+        return self._p2p.start_object(buf, source, tag)
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Any:
+        """Send an object and receive another."""
+        sent = self.isend(sendobj, dest, sendtag)
+        received = self.recv(recvbuf, source, recvtag, status)
+        sent.wait()
+        return received
+
+    # Probes see messages in frames and others; counts are those of the elements that were sent.
+
+    def Probe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> Literal[True]:
+        """Wait for a message."""
+        self._p2p.wait_for(lambda: self._p2p.probe(source, tag, status))
+        return True
+
+    def Iprobe(self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None) -> bool:
+        """Return True if there is a message."""
+        return self._p2p.probe(source, tag, status)
+
+    def Mprobe(self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None) -> Any:
+        """Wait for a message, and return it to be received by its own methods."""
+        return self._p2p.wait_for(lambda: self._p2p.matched_probe(source, tag, status))
+
+    def Improbe(self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None) -> Any:
+        """Return a message, to be received by its own methods; None if there is none."""
+        return self._p2p.matched_probe(source, tag, status)
+
+    probe, iprobe = Probe, Iprobe
+
+    def mprobe(self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None) -> Any:
+        """Wait for an object, and return its message."""
+        return self._p2p.wait_for(lambda: self._p2p.matched_probe(source, tag, status, pickled=True))
+
+    def improbe(self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None) -> Any:
+        """Return the message of an object; None if there is none."""
+        return self._p2p.matched_probe(source, tag, status, pickled=True)
 
 
 @dataclass(frozen=True)

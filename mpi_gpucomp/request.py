@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -60,15 +61,44 @@ class Request:
             raise self.error
         return True
 
-    @staticmethod
-    def Waitall(requests: Sequence[Any], statuses: Any = None) -> bool:
-        """Wait for all, ours and mpi4py's; the first error is raised once all have ended."""
-        return _first_error(request.Wait for request in requests)
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active; only Wait and Test raise its error."""
+        job = self._job
+        if job is not None and not job.finished:
+            self._driver.poll()
+        return job is None or job.finished
+
+    def Cancel(self) -> None:
+        """Raise an error: MPI cancels messages alone, and of those receives."""
+        raise SpecError(
+            "Cancel",
+            expected="the request of a message",
+            got="that of a collective",
+            remedy="Wait for it: other ranks count on this one.",
+        )
+
+    def __bool__(self) -> bool:
+        """Return True until Wait or Test has found it completed."""
+        return self.active
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for itself; once it is inactive, also for MPI.REQUEST_NULL."""
+        return other is self or (isinstance(other, MPI.Request) and other == MPI.REQUEST_NULL and not self)
+
+    def __hash__(self) -> int:
+        """Return a hash of its identity."""
+        return id(self)
 
     @staticmethod
-    def Testall(requests: Sequence[Any], statuses: Any = None) -> bool:
-        """Return True if all have completed."""
-        return all([request.Test() for request in requests])
+    def Waitall(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> bool:
+        """Wait for all, ours and mpi4py's; the first error is raised once all have ended."""
+        filled = _statuses(statuses, len(requests))
+        return _first_error(partial(request.Wait, status) for request, status in zip(requests, filled, strict=False))
+
+    @staticmethod
+    def Testall(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> bool:
+        """Return True if all have completed; if not, all stay active."""
+        return all([request.Get_status() for request in requests]) and Request.Waitall(requests, statuses)
 
     @staticmethod
     def Waitany(requests: Sequence[Any], status: Any = None) -> int:
@@ -82,6 +112,29 @@ class Request:
             backoff.rest()
         return MPI.UNDEFINED
 
+    @staticmethod
+    def Testany(requests: Sequence[Any], status: MPI.Status | None = None) -> tuple[int, bool]:
+        """Return an active request's index, or MPI.UNDEFINED, and True if it has completed or if none is active."""
+        active = [number for number, request in enumerate(requests) if _is_active(request)]
+        found = next((number for number in active if requests[number].Test(status)), MPI.UNDEFINED)
+        return found, found != MPI.UNDEFINED or not active
+
+    @staticmethod
+    def Waitsome(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> list[int] | None:
+        """Wait for at least one of the active requests, and return the indices; None if none is active."""
+        backoff = Backoff()
+        while (found := Request.Testsome(requests, statuses)) == []:
+            backoff.rest()
+        return found
+
+    @staticmethod
+    def Testsome(requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> list[int] | None:
+        """Return the indices of the active requests that have completed; None if none is active."""
+        active = [number for number, request in enumerate(requests) if _is_active(request)]
+        found = [number for number in active if requests[number].Get_status()]
+        Request.Waitall([requests[number] for number in found], statuses)
+        return found if active else None
+
     # mpi4py's lower-case forms return the received objects: of a buffer there is none.
 
     def wait(self, status: MPI.Status | None = None) -> None:
@@ -91,6 +144,14 @@ class Request:
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
         """Return True if it has completed; raise its error."""
         return self.Test(status), None
+
+    def get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active."""
+        return self.Get_status(status)
+
+    def cancel(self) -> None:
+        """Cancel a receive, unless it is matched."""
+        self.Cancel()
 
     @staticmethod
     def waitall(requests: Sequence[Any], statuses: Any = None) -> list[None]:
@@ -108,6 +169,31 @@ class Request:
     def waitany(requests: Sequence[Any], status: Any = None) -> tuple[int, None]:
         """Wait for one of the active requests and return its index."""
         return Request.Waitany(requests, status), None
+
+    @staticmethod
+    def testany(requests: Sequence[Any], status: Any = None) -> tuple[int, bool, None]:
+        """Return the index of an active request that has completed, and True."""
+        return *Request.Testany(requests, status), None
+
+    @staticmethod
+    def waitsome(requests: Sequence[Any], statuses: Any = None) -> tuple[list[int] | None, list[None] | None]:
+        """Wait for at least one of the active requests, and return the indices."""
+        found = Request.Waitsome(requests, statuses)
+        return found, None if found is None else [None] * len(found)
+
+    @staticmethod
+    def testsome(requests: Sequence[Any], statuses: Any = None) -> tuple[list[int] | None, list[None] | None]:
+        """Return the indices of the active requests that have completed."""
+        found = Request.Testsome(requests, statuses)
+        return found, None if found is None else [None] * len(found)
+
+
+def _statuses(statuses: list[MPI.Status] | None, count: int) -> list[Any]:
+    """Return a status for each request, in a list that is extended if it is too short; None if none are wanted."""
+    if statuses is None:
+        return [None] * count
+    statuses += [MPI.Status() for _ in range(len(statuses), count)]
+    return statuses
 
 
 def _is_active(request: Any) -> bool:
@@ -149,6 +235,8 @@ class NativeRequest(Request):
         self.error: BaseException | None = None
         self._status: MPI.Status | None = None
         """What the MPI library returned, if it was not the caller who found the request completed."""
+        self._completed = False
+        """True once nothing is left to do; it stays active until its caller knows."""
         self._lock = threading.RLock()
         """MPI must not get a request from two threads at a time, and Wait returns after the callback."""
 
@@ -166,13 +254,13 @@ class NativeRequest(Request):
         else:
             # No thread drives what other ranks may be waiting for before they get here.
             self._driver.wait_until(lambda: self._query("Test", status))
-        return self._complete()
+        return self._end()
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if it has completed; raise its error."""
         if not self._is_issued():
             self._driver.poll()
-        return self._is_issued() and self._query("Test", status) and self._complete()
+        return self._is_issued() and self._query("Test", status) and self._end()
 
     def has_completed(self) -> bool:
         """Return True if it has ended; never block, and leave a caller alone that is blocked in it."""
@@ -197,8 +285,18 @@ class NativeRequest(Request):
         except Exception as error:  # for its caller, who may still wait
             self.error = error
 
-    def cancel(self) -> None:
-        """Cancel a receive, unless it is matched; it completes, and `is_cancelled` tells."""
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active."""
+        if not self._is_issued():
+            self._driver.poll()
+        with self._lock:
+            if self._request is None or self._has_ended:
+                _copy_status(self._status, status)
+                return self._has_ended
+            return self._request.Get_status(status)
+
+    def Cancel(self) -> None:
+        """Cancel a receive, unless it is matched; it completes, and the status of Wait tells."""
         with self._lock:
             if self._request is not None and not self._has_ended:
                 self._request.Cancel()
@@ -215,7 +313,7 @@ class NativeRequest(Request):
 
     @property
     def _has_ended(self) -> bool:
-        return self._inactive or self.error is not None or self._status is not None
+        return self._completed or self.error is not None or self._status is not None
 
     def _is_issued(self) -> bool:
         return self._request is not None or self.error is not None
@@ -238,9 +336,14 @@ class NativeRequest(Request):
                 raise
             return done
 
-    def _complete(self) -> bool:
+    def _end(self) -> bool:
+        self._inactive = True
+        self._complete()
+        return True
+
+    def _complete(self) -> None:
         with self._lock:
-            staging, self._staging, self._keep, self._inactive = self._staging, None, None, True
+            staging, self._staging, self._keep, self._completed = self._staging, None, None, True
             callback, self._callback = self._callback, None
             if staging is not None:
                 staging.finish()
@@ -248,11 +351,10 @@ class NativeRequest(Request):
                 callback()
             if self.error is not None:  # of the callback, in another thread
                 raise self.error
-        return True
 
 
-def _copy_status(source: MPI.Status, to: MPI.Status | None) -> None:
-    if to is not None:
+def _copy_status(source: MPI.Status | None, to: MPI.Status | None) -> None:
+    if source is not None and to is not None:
         ctypes.memmove(MPI._addressof(to), MPI._addressof(source), MPI._sizeof(source))
 
 
@@ -296,6 +398,19 @@ class PersistentRequest(Request):
         if self._active is not None and self._active.Test(status):
             self._active = None
         return self._active is None
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if the last start has completed."""
+        return self._active is None or self._active.Get_status(status)
+
+    def Cancel(self) -> None:
+        """Cancel the last start, if it is that of a receive."""
+        if self._active is not None:
+            self._active.Cancel()
+
+    def __bool__(self) -> bool:
+        """Return True until it is freed."""
+        return self._start is not None
 
     def Free(self) -> None:
         """Release the buffers."""

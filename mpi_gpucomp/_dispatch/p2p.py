@@ -2,11 +2,12 @@
 
 Without a codec a call is passed through to the MPI library. With one, messages are sent in frames on a communicator of
 their own, and the receiver must expect frames too: by the communicator's codec, or by `codec=` on the call. The sender
-alone chooses the codec and the chunk size. mpi4py's other calls (Ssend, Bsend, Probe, send, ...) know nothing of frames
-and see passed-through messages only.
+alone chooses the codec and the chunk size. A receive that expects frames also takes what mpi4py's other calls sent
+(Ssend, Bsend, send, ...), and Probe sees every message. With a codec of the communicator those calls use the
+communicator of the frames, so that MPI keeps the order of all messages.
 
 A communicator whose codec is "auto" passes messages through: two ranks that have not communicated cannot agree that
-frames pay off, and Probe keeps seeing every message. `codec="auto"` on both calls uses frames.
+frames pay off. `codec="auto"` on both calls uses frames.
 
 The envelope of a framed message travels under the caller's tag, so that MPI matches messages and keeps their order. A
 short message is in the envelope as a whole, as a raw frame. Otherwise the envelope announces frames that follow under a
@@ -24,6 +25,7 @@ import struct
 import zlib
 from collections import deque
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +36,7 @@ from mpi4py import MPI
 from mpi_gpucomp._call.buffers import UnsupportedError, read_blocks
 from mpi_gpucomp._call.calls import Call, check_options
 from mpi_gpucomp._call.staging import HostStaging, PackedBuffers, device_of, mpi4py_accepts, wait_for_producers
-from mpi_gpucomp._dispatch.envelopes import MpiEnvelopes, RailEnvelopes
+from mpi_gpucomp._dispatch.envelopes import MpiEnvelopes, PostedRecv, RailEnvelopes
 from mpi_gpucomp._tuning.model import DEFAULT_CHUNK
 from mpi_gpucomp.codec import frame, get_codec
 from mpi_gpucomp.device import order_after
@@ -50,7 +52,7 @@ from mpi_gpucomp.transport.gpu_aware import cuda_aware
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from mpi_gpucomp._dispatch.envelopes import Envelope, EnvelopeChannel
+    from mpi_gpucomp._dispatch.envelopes import Arrival, EnvelopeChannel, SentEnvelope
     from mpi_gpucomp.codec import Codec
     from mpi_gpucomp.device import Buffer
     from mpi_gpucomp.engine.program import Blocks
@@ -72,6 +74,7 @@ __all__ = [
     "RAW_DEPTH",
     "Announcement",
     "FrameChannel",
+    "MatchedMessage",
     "MessageOperation",
     "P2PRequest",
     "PointToPoint",
@@ -102,7 +105,6 @@ class MessageOperation:
         self._device = device_of(blocks)
         self._packed = PackedBuffers(self._device)
         self._envelope_memory = self._device.pinned(channel.envelope_bytes)
-        self._envelope: Envelope | None = None
         self._coder: Coder | None = None
         self._trace: CallTrace = NO_CALL_TRACE
         self._inline = True
@@ -158,10 +160,14 @@ class MessageOperation:
         assert self._coder is not None
         return RAW_DEPTH if self._coder.works_in_place else DEPTH
 
+    def _envelope_in_use(self) -> bool:
+        """Return True if MPI may still access the memory of the envelope."""
+        return False
+
     def _release(self, *, failed: bool) -> None:
         """Release the resources of the message, unless MPI still uses them."""
         self._trace.end(failed=failed)
-        if self._envelope is None or not self._envelope.holds:
+        if not self._envelope_in_use():
             self._envelope_memory.release()
         coder, self._coder = self._coder, None
         if coder is not None and failed:
@@ -228,14 +234,16 @@ def damaged_envelope(where: str) -> FrameError:
 class FrameChannel:
     """What the framed messages of one communicator share: envelopes, wire and a pool of coders."""
 
-    def __init__(self, envelopes: EnvelopeChannel, wire: Wire, short: int, trace: Trace = NO_TRACE) -> None:
-        """Send messages of up to `short` bytes within the envelope, and frames over the wire.
+    def __init__(
+        self, envelopes: EnvelopeChannel, wire: Wire, short: int, longest: int, trace: Trace = NO_TRACE
+    ) -> None:
+        """Send messages of up to `short` bytes within an envelope of up to `longest`, and frames over the wire.
 
         Messages are recorded in `trace`.
         """
         self.envelopes, self.wire, self.short, self.trace = envelopes, wire, short, trace
         self.rank = envelopes.rank
-        self.envelope_bytes = max(MIN_FRAME_BYTES, frame.HEADER_BYTES + short)
+        self.envelope_bytes = longest
         self._coders: dict[tuple[str, str, bool], list[Coder]] = {}
         self._number = 0
 
@@ -265,16 +273,20 @@ class FrameChannel:
 class RecvOperation(MessageOperation):
     """A framed receive."""
 
-    def __init__(self, channel: FrameChannel, blocks: Blocks, source: int, tag: int) -> None:
-        """Post the receive of an envelope; the message may be shorter than the blocks."""
+    def __init__(
+        self, channel: FrameChannel, blocks: Blocks, source: int, tag: int, arrival: Arrival | None = None
+    ) -> None:
+        """Post a receive, unless a message is passed that has arrived; it may be shorter than the blocks."""
         super().__init__(channel, blocks, writable=True)
         self._status, self._nbytes = MPI.Status(), 0
         self._receiving: deque[tuple[Transfer, Memory | None]] = deque()
         self._decoding: deque[tuple[Pending, Memory, tuple[int, int, int, int] | None]] = deque()
         """Chunks being decoded or copied: the operation, its source memory and its trace record."""
         try:
-            self._envelope = channel.envelopes.receive(
-                self._envelope_memory.address, channel.envelope_bytes, source, tag
+            self._posted = (
+                channel.envelopes.receive(source, tag)
+                if arrival is None
+                else PostedRecv(channel.envelopes, source, tag, arrival)
             )
         except Exception:
             self._release(failed=True)
@@ -283,8 +295,7 @@ class RecvOperation(MessageOperation):
 
     def cancel(self) -> None:
         """Cancel the receive, unless it is matched."""
-        if self._envelope is not None:
-            self._envelope.cancel()
+        self._posted.cancel()
 
     @property
     def is_cancelled(self) -> bool:
@@ -306,16 +317,21 @@ class RecvOperation(MessageOperation):
         return f"rank {self._channel.rank}: {self._title}"
 
     def _receive(self) -> Steps:
-        assert self._envelope is not None
-        yield partial(self._envelope.completed, self._status)
-        if self._status.Is_cancelled():
+        yield partial(self._posted.completed, self._status)
+        arrival = self._posted.arrival
+        if arrival is None:  # cancelled
             return
-        data = ctypes.string_at(self._envelope_memory.address, self._status.count)
-        if Announcement.begins(data):
+        data = arrival.data
+        if arrival.message is not None:
+            yield from self._receive_long(arrival.message, arrival.nbytes)
+        elif Announcement.begins(data):
             announced = Announcement.read(data, self._where)
             yield from self._receive_frames(announced) if announced.codec else self._receive_raw(announced)
-        else:
+        elif data.startswith(frame.MAGIC):
             self._receive_short(data)
+        else:
+            self._check_size(len(data))
+            self._copy_in(data)
         if self._coder is not None:
             self._packed.unpack(self._coder.stream)
             end = self._coder.stream.record()
@@ -330,24 +346,53 @@ class RecvOperation(MessageOperation):
         self._nbytes = nbytes
         own, most = self._blocks.buffer.dtype, self._blocks.counts[0]
         if nbytes and (dtype != own or nbytes > most * own.itemsize):
-            raise BufferSpecError(
-                self._title,
-                expected=f"a message of at most {most} x {own}",
-                got=f"{nbytes // dtype.itemsize} x {dtype}",
-                remedy="Pass a receive buffer of the message's type that is at least as long.",
-                rank=self._channel.rank,
-            )
+            raise self._unsuitable(f"{nbytes // dtype.itemsize} x {dtype}")
+
+    def _check_size(self, nbytes: int) -> None:
+        """Raise unless a message without frames, whose type is unknown, fits the buffer."""
+        self._nbytes = nbytes
+        if nbytes > self._blocks.counts[0] * self._blocks.buffer.dtype.itemsize:
+            raise self._unsuitable(f"{nbytes} bytes")
+
+    def _unsuitable(self, got: str) -> BufferSpecError:
+        return BufferSpecError(
+            self._title,
+            expected=f"a message of at most {self._blocks.counts[0]} x {self._blocks.buffer.dtype}",
+            got=got,
+            remedy="Pass a receive buffer of the message's type that is at least as long.",
+            rank=self._channel.rank,
+        )
+
+    def _copy_in(self, data: bytes) -> None:
+        """Copy the bytes of a message into the buffer, from memory that the device reaches."""
+        ctypes.memmove(self._envelope_memory.address, data, len(data))
+        target = self._elements(get_codec("none"), inline=True)
+        assert self._coder is not None
+        self._coder.stream.copy(target.address, self._envelope_memory.address, len(data))
+
+    def _receive_long(self, message: MPI.Message, nbytes: int) -> Steps:
+        """Receive a long message that was sent without frames."""
+        target, memory = None, None
+        try:
+            self._check_size(nbytes)
+            target = self._elements(get_codec("none"), inline=False)
+            yield self._coder_reached()
+        except Exception as error:
+            self._pending_error = error
+        if target is None or self._coder is None or not self._coder.works_in_place:
+            memory = self._device.pinned(nbytes)
+        address = memory.address if memory is not None else target.address if target is not None else 0
+        yield message.Irecv([MPI.memory.fromaddress(address, nbytes), MPI.BYTE]).Test
+        if memory is not None:
+            self._copy_out(memory, target, 0)
+        yield self._all_decoded
 
     def _receive_short(self, data: bytes) -> None:
         header, payload = frame.parse(data, where=self._where), data[frame.HEADER_BYTES :]
         if len(payload) != header.decoded_bytes or header.with_checksum(zlib.adler32(payload)) != header:
             raise damaged_envelope(self._where)
         self._check(header.dtype, header.decoded_bytes)
-        target = self._elements(get_codec("none"), inline=True)
-        assert self._coder is not None
-        self._coder.stream.copy(
-            target.address, self._envelope_memory.address + frame.HEADER_BYTES, header.decoded_bytes
-        )
+        self._copy_in(payload)
 
     def _receive_frames(self, announced: Announcement) -> Steps:
         """Receive and decode frames; after an error keep receiving, since the sender waits for that."""
@@ -489,6 +534,7 @@ class SendOperation(MessageOperation):
         """Send the elements to a peer, in chunks of `chunk` bytes."""
         super().__init__(channel, blocks, writable=False)
         self._peer = peer
+        self._envelope: SentEnvelope | None = None
         self._sending: deque[tuple[Transfer, Memory | None]] = deque()
         size = blocks.buffer.dtype.itemsize
         nbytes = blocks.counts[0] * size
@@ -506,6 +552,9 @@ class SendOperation(MessageOperation):
             raise
         starts = range(0, 0 if short else self._source.count, chunk_elements)
         self._steps = self._send_raw(starts) if raw else self._send(starts)
+
+    def _envelope_in_use(self) -> bool:
+        return self._envelope is not None and self._envelope.holds
 
     def _write_short(self) -> int:
         """Write the whole message into the envelope, as a raw frame."""
@@ -590,6 +639,8 @@ def _write_error_notice(error: Exception, memory: Memory) -> int:
 
 MAX_SHORT_BYTES = 1 << 15
 """The longest message sent within an envelope: every posted receive has memory for it."""
+OBJECT_BYTES = 1 << 15
+"""The longest pickle that irecv receives without a buffer, as in mpi4py."""
 MPI4PY_CODES = frozenset("?bBhHiIlLqQfdFD")
 """Numpy type codes that every mpi4py knows."""
 
@@ -606,10 +657,17 @@ class PointToPoint:
         self._rail_codec = get_codec("none") if on_rails else None
         """The codec of messages without one; None to pass them through."""
         self._codec = self._rail_codec if codec.name in ("none", "auto") else codec
-        envelopes = RailEnvelopes(runtime.wire, runtime.engine) if on_rails else MpiEnvelopes(comm.Dup())
-        self._channel = FrameChannel(
-            envelopes, runtime.wire, min(MAX_SHORT_BYTES, settings.passthrough_bytes), runtime.engine.trace
-        )
+        short = min(MAX_SHORT_BYTES, settings.passthrough_bytes)
+        longest = max(MIN_FRAME_BYTES, frame.HEADER_BYTES + short)
+        self.mixed = None
+        """The communicator of mpi4py's other calls, if they share that of the frames; None if not."""
+        envelopes: EnvelopeChannel
+        if on_rails:
+            envelopes = RailEnvelopes(comm, longest, runtime.wire, runtime.engine)
+        else:
+            envelopes = MpiEnvelopes(comm, longest)
+            self.mixed = envelopes.comm if self._codec is not None else None
+        self._channel = FrameChannel(envelopes, runtime.wire, short, longest, runtime.engine.trace)
 
     def close(self, *, broken: bool) -> None:
         """Close the streams and free the duplicate: collective, unless the communicator is `broken`."""
@@ -675,6 +733,68 @@ class PointToPoint:
             received.Wait(status)
         finally:
             sent.Wait()
+
+    @property
+    def expects_frames(self) -> bool:
+        """Return True if receives expect frames by default, as the codec of the communicator says."""
+        return self._codec is not None
+
+    # Matched probes
+
+    def probe(self, source: int, tag: int, status: MPI.Status | None) -> bool:
+        """Return True if there is a message to receive; fill in its source, tag and size."""
+        arrival = self._arrived(source, tag)
+        if arrival is None:
+            return self._comm.Iprobe(source, tag, status)
+        _describe(arrival, status)
+        return True
+
+    def matched_probe(
+        self, source: int, tag: int, status: MPI.Status | None, *, pickled: bool = False
+    ) -> MPI.Message | MatchedMessage | None:
+        """Take a message that has arrived out of the matching; None if there is none.
+
+        mpi4py's messages must know whether an object is in them.
+        """
+        arrival = self._arrived(source, tag)
+        if arrival is None:
+            return (self._comm.improbe if pickled else self._comm.Improbe)(source, tag, status)
+        self._channel.envelopes.take(arrival)
+        _describe(arrival, status)
+        return MatchedMessage(self, arrival)
+
+    def wait_for(self, found: Callable[[], Any]) -> Any:
+        """Repeat a probe until it has found something."""
+        results: list[Any] = []
+
+        def ready() -> bool:
+            results[:] = [found()]
+            return bool(results[0])
+
+        self._driver.wait_until(ready)
+        return results[0]
+
+    def _arrived(self, source: int, tag: int) -> Arrival | None:
+        """Return the oldest message on the channel of the frames."""
+        if source == MPI.PROC_NULL:
+            return None
+        if self._engine.broken is not None:
+            raise self._engine.broken
+        self._driver.poll()
+        arrival = self._channel.envelopes.peek(source, tag)
+        return arrival if arrival is not None and arrival.done() else None
+
+    def start_object(self, buf: Any, source: int, tag: int) -> ObjectRequest:
+        """Start to receive a pickled object; `buf` is a buffer, its size or None."""
+        room = bytearray(OBJECT_BYTES if buf is None else buf) if buf is None or isinstance(buf, int) else buf
+        request = self._begin_receive(room, source, tag, None)
+        self._woken(request)
+        return ObjectRequest(request, room)
+
+    def begin_matched(self, buf: Any, arrival: Arrival) -> P2PRequest:
+        """Start to receive a message that was matched."""
+        blocks = self._blocks("Recv", buf, None, writable=True)
+        return self._track(RecvOperation(self._channel, blocks, arrival.source, arrival.tag, arrival))
 
     # Framed messages
 
@@ -784,6 +904,55 @@ class PointToPoint:
         return None if mpi4py_accepts(call) else HostStaging(call, reaches_gpu=reaches_gpu)
 
 
+def copy_of(buf: Any) -> Any:
+    """Return a copy of a buffer argument, with its elements in the same order."""
+    if isinstance(buf, (list, tuple)):
+        return [copy_of(buf[0]), *buf[1:]]
+    if isinstance(buf, memoryview):
+        return bytes(buf)
+    return buf.clone() if hasattr(buf, "clone") else copy(buf)
+
+
+def _describe(arrival: Arrival, status: MPI.Status | None) -> None:
+    """Fill in source, tag and size of a message."""
+    if status is not None:
+        status.source, status.tag = arrival.source, arrival.tag
+        status.Set_elements(MPI.BYTE, message_bytes(arrival))
+        status.Set_cancelled(False)
+
+
+def message_bytes(arrival: Arrival) -> int:
+    """Return the size of a message, without envelope and frames."""
+    where = f"message from rank {arrival.source}, tag {arrival.tag}"
+    if arrival.message is None and Announcement.begins(arrival.data):
+        return Announcement.read(arrival.data, where).nbytes
+    if arrival.message is None and arrival.data.startswith(frame.MAGIC):
+        return frame.parse(arrival.data, where=where).decoded_bytes
+    return arrival.nbytes
+
+
+class MatchedMessage:
+    """A message that a matched probe has taken: mpi4py's MPI.Message for messages in frames."""
+
+    def __init__(self, p2p: PointToPoint, arrival: Arrival) -> None:
+        """Take a message that is matched no more."""
+        self._p2p, self._arrival = p2p, arrival
+
+    def Recv(self, buf: Any, status: MPI.Status | None = None) -> None:
+        """Receive it."""
+        self.Irecv(buf).Wait(status)
+
+    def Irecv(self, buf: Any) -> P2PRequest:
+        """Start to receive it."""
+        return self._p2p.begin_matched(buf, self._arrival)
+
+    def recv(self, status: MPI.Status | None = None) -> Any:
+        """Receive it as a pickled object."""
+        room = bytearray(message_bytes(self._arrival))
+        self.Recv(room, status)
+        return MPI.pickle.loads(room)
+
+
 class P2PRequest(Request):
     """The request of a framed message."""
 
@@ -808,6 +977,14 @@ class P2PRequest(Request):
             with self._driver.lock:
                 self._message.cancel()
 
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if it has completed, and leave it active; fill in the status of a receive."""
+        if not self._has_ended():
+            self._driver.poll()
+        if status is not None and self._message.done and isinstance(self._message, RecvOperation):
+            self._message.fill(status)
+        return self._has_ended()
+
     def _has_ended(self) -> bool:
         return self._message.done or self._engine.broken is not None
 
@@ -819,6 +996,25 @@ class P2PRequest(Request):
         if error is not None:
             raise error
         return True
+
+
+class ObjectRequest(P2PRequest):
+    """The request of a pickled object."""
+
+    def __init__(self, request: P2PRequest, room: Any) -> None:
+        """Take over the request of its bytes."""
+        self._message, self._engine, self._driver = request._message, request._engine, request._driver
+        self._room = room
+
+    def wait(self, status: MPI.Status | None = None) -> Any:
+        """Wait until it has completed, and return the object; raise its error."""
+        status = status or MPI.Status()
+        self.Wait(status)
+        return None if status.Is_cancelled() else MPI.pickle.loads(memoryview(self._room)[: status.count])
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, Any]:
+        """Return True and the object if it has completed; raise its error."""
+        return (True, self.wait(status)) if self.Test() else (False, None)
 
 
 def _mpi4py_accepts_buffer(buf: Any) -> bool:

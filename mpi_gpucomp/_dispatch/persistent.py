@@ -110,6 +110,14 @@ class _ChainedRequest(Request):
         self._inactive = self._second.Wait(status)
         return self._inactive
 
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Return True if both have completed, or the first has failed."""
+        if self._inactive:
+            return True
+        if not self.first.Get_status():
+            return False
+        return self._second is None or self._second.Get_status(status)
+
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if both have completed."""
         self._inactive = self._inactive or (

@@ -1,7 +1,7 @@
 """PyTorch: the torch.distributed backend `gpucomp`, and helpers for training with any backend.
 
 Importing this package registers the backend and lets `init_process_group("gpucomp")` run under mpirun without
-MASTER_ADDR. MPI is not initialised before the first process group.
+MASTER_ADDR. It also sets LOCAL_RANK there. MPI is not initialised before the first process group.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from mpi_gpucomp._torch_plugin import register
-from mpi_gpucomp.torch.rendezvous import register_rendezvous
+from mpi_gpucomp.torch.rendezvous import register_rendezvous, set_local_rank
 
 if TYPE_CHECKING:
     from mpi_gpucomp.torch.backend import GpucompProcessGroup, Options
@@ -48,3 +48,4 @@ def __getattr__(name: str) -> object:
 
 register()
 register_rendezvous()
+set_local_rank()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial, wraps
+from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,7 @@ from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.communicator import Communicator
 from mpi_gpucomp.errors import DeviceError, SpecError
 from mpi_gpucomp.torch import collectives
+from mpi_gpucomp.torch.rendezvous import check_world_size
 from mpi_gpucomp.torch.work import CollectiveWork, OperationQueue, irecv, isend, seconds, skip_dynamo
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 
     Ranks: TypeAlias = Communicator | MPI.Intracomm | dist.ProcessGroup | None
 
-__all__ = ["ROLES", "GpucompProcessGroup", "Options", "communicator_of", "create"]
+__all__ = ["ROLES", "GpucompProcessGroup", "Options", "communicator_of", "create", "number_on"]
 
 Tensors = list[torch.Tensor]
 
@@ -447,12 +451,28 @@ def communicator_of(ranks: Ranks) -> Communicator:
         return Communicator(ranks)
     if isinstance(ranks, GpucompProcessGroup):
         return ranks.communicator
+    if not (ranks is None or isinstance(ranks, dist.ProcessGroup)):
+        raise SpecError(
+            "ranks",
+            expected="a Communicator, an MPI communicator, a torch group or None",
+            got=repr(ranks),
+            remedy="Pass a codec by its keyword, codec=.",
+        )
     _check_same_ranks(ranks)
     return _world_communicator()
 
 
+_numbers: WeakKeyDictionary[Communicator, defaultdict[str, count[int]]] = WeakKeyDictionary()
+
+
+def number_on(communicator: Communicator, kind: str) -> int:
+    """Return the next number of a kind of named object; the ranks of a communicator create them in the same order."""
+    return next(_numbers.setdefault(communicator, defaultdict(count))[kind])
+
+
 @cache
 def _world_communicator() -> Communicator:
+    check_world_size("communicator of all MPI ranks")
     return Communicator(MPI.COMM_WORLD)
 
 

@@ -8,24 +8,25 @@ Each bucket is a named non-blocking all-reduce, which overlaps with the rest of 
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import count
-from typing import TYPE_CHECKING
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mpi4py import MPI
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.device import as_buffer, get_device, order_after
 from mpi_gpucomp.device.host import HostDevice
 from mpi_gpucomp.errors import SpecError
-from mpi_gpucomp.torch.backend import communicator_of
+from mpi_gpucomp.torch.backend import communicator_of, number_on
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi_gpucomp.codec import Codec
+    from mpi_gpucomp.communicator import Communicator
     from mpi_gpucomp.device import Stream
     from mpi_gpucomp.torch.backend import Ranks
 
@@ -33,8 +34,6 @@ __all__ = ["HookState", "gpucomp_hook"]
 
 FEEDBACK_BLOCK_BYTES = 1 << 21
 """Bytes encoded at a time for error feedback: fits the cache, and relative bounds see ranges as of a chunk."""
-
-_state_number = count()
 
 
 class HookState:
@@ -49,26 +48,62 @@ class HookState:
         warmup_steps: int = 0,
         name: str | None = None,
     ) -> None:
-        """Average over the ranks of a Communicator, an MPI communicator or a torch group; None means all ranks.
+        """Average over the ranks of a Communicator, an MPI communicator or a torch group; None means the model's group.
 
         `codec` defaults to the communicator's codec for the role "gradients", then to its default codec. With a lossy
         codec, `error_feedback` adds the error of each gradient to the next. The first `warmup_steps` steps are not
-        compressed. `name` must be the same on all ranks; by default, states are numbered in order of creation.
+        compressed. `name` must be the same on all ranks; by default, states are numbered in order of registration.
         """
-        self.communicator = communicator_of(ranks)
-        default = self.communicator.codec_for("gradients") or self.communicator.codec_for() or "auto"
-        self.codec = get_codec(default if codec is None else codec)
+        self._communicator: Communicator | None = None
+        self._joins = ranks is None
+        self._codec = None if codec is None else get_codec(codec)
+        self._name = name
+        if ranks is not None:
+            self._take(communicator_of(ranks))
         if warmup_steps < 0:
             raise SpecError(
                 "HookState",
                 expected="warmup_steps of 0 or more",
                 got=str(warmup_steps),
                 remedy="Pass 0 to compress from the first step on.",
-                rank=self.communicator.rank,
+                rank=MPI.COMM_WORLD.rank,
             )
         self.warmup_steps, self.step = warmup_steps, 0
-        self.name = f"gradients {next(_state_number)}" if name is None else name
         self._feedback = _ErrorFeedback() if error_feedback else None
+
+    def _take(self, communicator: Communicator) -> Communicator:
+        """Average over these ranks from now on; their order of calls numbers the states."""
+        default = communicator.codec_for("gradients") or communicator.codec_for() or "auto"
+        self._communicator, self._codec = communicator, self._codec or get_codec(default)
+        self._name = self._name or f"gradients {number_on(communicator, 'gradients')}"
+        return communicator
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks that gradients are averaged over: all, before a model has joined."""
+        return self._communicator or self._take(communicator_of(None))
+
+    @property
+    def codec(self) -> Codec:
+        """The codec of the gradients."""
+        assert self.communicator and self._codec
+        return self._codec
+
+    def join(self, model: DistributedDataParallel) -> None:
+        """Take the ranks of a model's group, unless others were named."""
+        if not self._joins:
+            return
+        communicator = communicator_of(model.process_group)
+        if self._communicator not in (None, communicator):
+            raise SpecError(
+                "register_comm_hook",
+                expected="models of one process group to share a HookState",
+                got="models of two groups",
+                remedy="Make a HookState for each group.",
+                rank=communicator.rank,
+            )
+        if self._communicator is None:
+            self._take(communicator)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start to average the gradients of a bucket; return a future of the result."""
@@ -78,7 +113,7 @@ class HookState:
         if self._feedback is not None and not codec.lossless:
             self._feedback.apply(codec, bucket.parameters(), gradient)
         self.step += bucket.is_last()
-        return self._all_reduce(gradient, codec, f"{self.name}, bucket {bucket.index()}")
+        return self._all_reduce(gradient, codec, f"{self._name}, bucket {bucket.index()}")
 
     def _codec_of(self, gradient: torch.Tensor) -> Codec:
         dtype = str(gradient.dtype).removeprefix("torch.")
@@ -107,6 +142,20 @@ def gpucomp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[t
 
 # DDP compares the annotations with the types, not with their names.
 gpucomp_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]})
+
+
+_register_comm_hook = DistributedDataParallel.register_comm_hook
+
+
+@wraps(_register_comm_hook)
+def _join_and_register(model: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
+    if isinstance(state, HookState):
+        state.join(model)
+    _register_comm_hook(model, state, hook)
+
+
+# A hook learns nothing of the model's group: by default it would average over the ranks of other models too.
+DistributedDataParallel.register_comm_hook = _join_and_register  # type: ignore[assignment, method-assign]
 
 
 class _ErrorFeedback:

@@ -1,8 +1,8 @@
 """Rendezvous over MPI: rank and size are those of MPI.COMM_WORLD, and rank 0 serves the store.
 
 Importing mpi_gpucomp.torch registers it: `init_method="mpi://"` selects it, and it is the fallback of `env://`, torch's
-default, in processes that an MPI launcher started without MASTER_ADDR. MPI is initialised by the rendezvous, not by the
-import.
+default, in processes that an MPI launcher started without MASTER_ADDR. It also sets LOCAL_RANK, as torchrun does. MPI
+is initialised by the rendezvous, not by the import.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch._C._distributed_c10d import Store, TCPStore
 
-__all__ = ["register_rendezvous", "rendezvous"]
+__all__ = ["check_world_size", "register_rendezvous", "rendezvous", "set_local_rank"]
 
 SCHEME = "mpi"
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "SLURM_STEP_ID")
 """Variables set by MPI launchers; each launcher sets at least one."""
 TORCH_VARIABLES = ("MASTER_ADDR", "TORCHELASTIC_RUN_ID")
 """Variables that configure torch's own `env://` rendezvous."""
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+"""Variables with the number of processes that an MPI launcher started; processes that mpirun started within a Slurm
+step have those of both, and mpirun's count."""
+LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+"""Variables with the rank of this process on its host, in the same order."""
 LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915
 """ioctl request for the address of a network interface."""
@@ -70,12 +75,46 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
     from torch.distributed.constants import default_pg_timeout
 
     world = MPI.COMM_WORLD
+    check_world_size("init_process_group")
     _check_launched(world)
     _check_rank(url, world)
-    store = _create_store(world, timeout or default_pg_timeout)
+    hosts = _host_names(world)
+    os.environ.setdefault("LOCAL_RANK", str(hosts[: world.rank].count(hosts[world.rank])))
+    store = _create_store(world, timeout or default_pg_timeout, same_host=len(set(hosts)) == 1)
     _count += 1
     yield PrefixStore(f"rendezvous {_count}", store), world.rank, world.size
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
+
+
+def set_local_rank() -> None:
+    """Set LOCAL_RANK, as torchrun does, if an MPI launcher's variables tell it."""
+    local_rank = _launcher_value(LOCAL_RANK_VARIABLES)
+    if local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", local_rank[1])
+
+
+def check_world_size(topic: str) -> None:
+    """Raise unless MPI's world has the size that the launcher says: unconnected processes would train separately."""
+    from mpi4py import MPI
+
+    world, (library, version) = MPI.COMM_WORLD, MPI.get_vendor()
+    for named in (_launcher_value(("WORLD_SIZE",)), _launcher_value(SIZE_VARIABLES)):
+        if named is not None and named[1] != str(world.size):
+            raise DeviceError(
+                topic,
+                expected=f"an MPI world of {named[1]} ranks, as {named[0]} says",
+                got=f"an MPI world of {world.size}",
+                remedy=f"Start the program with the mpirun of {library} {'.'.join(map(str, version))}, or with srun "
+                "and the --mpi option for it; torchrun does not connect processes by MPI.",
+                rank=world.rank,
+            )
+
+
+def _launcher_value(names: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the first of the variables that is set for this process, with its value."""
+    # Slurm sets its variables in an allocation too, outside of any step.
+    usable = (name for name in names if "SLURM_STEP_ID" in os.environ or not name.startswith("SLURM"))
+    return next(((name, os.environ[name]) for name in usable if name in os.environ), None)
 
 
 def _launched() -> bool:
@@ -107,11 +146,10 @@ def _check_rank(url: str, world: MPI.Intracomm) -> None:
         )
 
 
-def _create_store(world: MPI.Intracomm, timeout: timedelta) -> TCPStore:
+def _create_store(world: MPI.Intracomm, timeout: timedelta, *, same_host: bool) -> TCPStore:
     """Serve a store on a free port of rank 0, and connect the other ranks to it."""
     from torch._C._distributed_c10d import TCPStore
 
-    same_host = _on_one_host(world)
     if world.rank == 0:
         store = TCPStore(LOOPBACK, 0, world.size, is_master=True, timeout=timeout, wait_for_workers=False)
         _broadcast_text(world, " ".join([str(store.port), *([LOOPBACK] if same_host else _local_addresses())]))
@@ -121,11 +159,13 @@ def _create_store(world: MPI.Intracomm, timeout: timedelta) -> TCPStore:
     return TCPStore(address, int(port), world.size, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def _on_one_host(world: MPI.Intracomm) -> bool:
+def _host_names(world: MPI.Intracomm) -> list[bytes]:
+    """Return the host name of each rank."""
     name = np.array([socket.gethostname().encode()], dtype=f"S{HOST_NAME_BYTES}")
     names = np.empty(world.size, name.dtype)
     world.Allgather(name.view(np.uint8), names.view(np.uint8))
-    return len({*names.tolist()}) == 1
+    found: list[bytes] = names.tolist()
+    return found
 
 
 def _broadcast_text(world: MPI.Intracomm, text: str = "") -> str:

@@ -11,12 +11,10 @@ from mpi4py import MPI
 
 from mpi_gpucomp.core.library import MpiLibrary, Segmentation, core
 from mpi_gpucomp.core.wire import Wire
-from mpi_gpucomp.errors import RankFailedError
+from mpi_gpucomp.errors import GpucompError, RankFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Set
-
-    from mpi_gpucomp.errors import GpucompError
 
 __all__ = ["SEGMENT_BYTES", "MpiComms", "MpiWire", "dead_ranks", "drive_mpi", "lost", "means_death", "revoke"]
 
@@ -40,6 +38,8 @@ NAMING_SECONDS = 1.0
 
 def means_death(error: MPI.Exception, comm: MPI.Intracomm) -> bool:
     """Return True if an MPI error is due to a failed rank; some ranks see only "another error"."""
+    if isinstance(error, GpucompError):  # named already
+        return False
     return error.Get_error_class() in FAILURES or bool(dead_ranks(comm))
 
 

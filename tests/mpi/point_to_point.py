@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 from mpi4py import MPI
@@ -24,6 +24,7 @@ WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NEXT, BEFORE = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 CHUNK = 1 << 14
+NUMBERS = count()
 CALLS: dict[str, Callable[[], object]] = {}
 
 
@@ -336,6 +337,258 @@ def memory() -> None:
     assert after.retained <= 12 * chunk, after
 
 
+COUNTS = (0, 1, 7, 300, 9_000, 100_000)
+"""Messages within an envelope, in frames, and (sent by other calls) longer than any envelope."""
+
+
+def probed(comm: Communicator, count: int, dtype: str) -> None:
+    """Probe in every way, and receive what was found into a buffer of the size that the status tells."""
+    expected = values(count, dtype, BEFORE)
+    for method in ("Probe", "Iprobe", "Mprobe", "Improbe"):
+        probe, status = getattr(comm, method), MPI.Status()
+        found = probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        while not found:
+            found = probe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        assert fields(status) == (BEFORE, 11, expected.nbytes, False), (method, fields(status), count)
+        room, got = np.ones(status.Get_count(MPI.BYTE) // expected.itemsize, dtype), MPI.Status()
+        if method in ("Mprobe", "Improbe"):
+            found.Recv(room, got)
+        else:
+            comm.Recv(room, status.source, status.tag, got)
+        assert (room == expected).all() and fields(got) == fields(status)
+
+
+@case
+def probes() -> None:
+    """Probe messages in frames, and those of mpi4py's other calls, before they are received."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for send in (comm.Isend, comm.Issend):
+            for count in COUNTS:
+                for dtype in ("f4", "i4"):
+                    sent = values(count, dtype)
+                    requests = [send(sent, NEXT, 11) for _ in range(4)]
+                    probed(comm, count, dtype)
+                    Request.Waitall(requests)
+        assert not comm.Iprobe() and comm.Improbe(BEFORE, 3) is None
+        status = MPI.Status()
+        assert comm.Probe(MPI.PROC_NULL, 3, status) and status.source == MPI.PROC_NULL
+        comm.Barrier()
+
+
+@case
+def probes_of_calls_with_a_codec() -> None:
+    """Probe on a communicator without a codec: messages in frames, and passed through."""
+    with Communicator(WORLD, chunk=CHUNK) as comm:
+        for codec in ("split", None):
+            for count in COUNTS:
+                request, status = comm.Isend(values(count, "f4"), NEXT, 2, codec=codec), MPI.Status()
+                comm.Probe(BEFORE, 2, status)
+                assert fields(status) == (BEFORE, 2, 4 * count, False)
+                room = np.ones(count, "f4")
+                if codec:
+                    comm.Recv(room, BEFORE, 2, codec=codec)
+                else:
+                    comm.Mprobe(BEFORE, 2).Recv(room)
+                request.Wait()
+                assert (room == values(count, "f4", BEFORE)).all()
+        # A receive that expects frames takes a message without any.
+        for count in COUNTS:
+            request, room = comm.Isend(values(count, "f4"), NEXT), np.ones(count, "f4")
+            comm.Recv(room, BEFORE, codec="split")
+            request.Wait()
+            assert (room == values(count, "f4", BEFORE)).all()
+
+
+@case
+def mixed_calls() -> None:
+    """Send one after the other by mpi4py's calls: messages arrive complete, and in order but on rails."""
+    MPI.Attach_buffer(bytearray(16 * sum(COUNTS) + 100 * MPI.BSEND_OVERHEAD))
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        tags = [4] * 7 if comm.rail_stats() is None else list(range(7))
+        for count in COUNTS:
+            sent, rooms = [values(count, "f4") + n for n in range(7)], [np.ones(count, "f4") for _ in range(7)]
+            receives = [comm.Irecv(room, BEFORE, tag) for room, tag in zip(rooms[:3], tags, strict=False)]
+            receives.append(comm.Recv_init(rooms[3], BEFORE, tags[3]))
+            receives[3].Start()
+            receives += [comm.Irecv(room, BEFORE, tag) for room, tag in zip(rooms[4:], tags[4:], strict=True)]
+            persistent = comm.Send_init(sent[3], NEXT, tags[3])
+            requests = [comm.Isend(sent[0], NEXT, tags[0]), comm.Issend(sent[1], NEXT, tags[1])]
+            comm.Bsend(sent[2], NEXT, tags[2])
+            persistent.Start()
+            requests += [comm.Isend(sent[4], NEXT, tags[4]), comm.Ibsend(sent[5], NEXT, tags[5])]
+            requests.append(comm.Issend(sent[6], NEXT, tags[6]))
+            Request.Waitall([*receives, persistent, *requests])
+            for n, room in enumerate(rooms):
+                assert (room == values(count, "f4", BEFORE) + n).all(), (count, n)
+            persistent.Free()
+            replaced = values(count, "f4")
+            comm.Sendrecv_replace(replaced, NEXT, 1, BEFORE, 1)
+            assert (replaced == values(count, "f4", BEFORE)).all()
+    MPI.Detach_buffer()
+
+
+def improbed(comm: Communicator) -> MPI.Message:
+    while (message := comm.improbe()) is None:
+        pass
+    return message
+
+
+@case
+def objects() -> None:
+    """Send and receive objects, also by probes, beside messages in frames."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for length in (1, 20_000, 100_000):
+            sent, expected = [RANK] * length, [BEFORE] * length
+            for receive in (
+                lambda: comm.recv(None, BEFORE, 3),
+                lambda: comm.mprobe().recv(),
+                lambda: improbed(comm).recv(),
+                lambda: comm.irecv(1 << 20, BEFORE).wait(),
+            ):
+                request, status = comm.isend(sent, NEXT, 3), MPI.Status()
+                comm.probe(status=status)
+                assert status.tag == 3 and status.count > length
+                assert receive() == expected
+                request.wait()
+            assert comm.sendrecv(sent, NEXT, 0, None, BEFORE) == expected
+        # As between mpi4py's own calls: pickled bytes may travel as a buffer, and the other way round.
+        pickled = bytearray(MPI.pickle.dumps({"rank": RANK, "values": list(range(50_000))}))
+        request = comm.Isend(pickled, NEXT)
+        assert comm.recv(None, BEFORE) == {"rank": BEFORE, "values": list(range(50_000))}
+        request.Wait()
+        request, room = comm.isend(RANK, NEXT), bytearray(1000)
+        comm.Recv(room, BEFORE)
+        assert MPI.pickle.loads(room) == BEFORE
+        request.wait()
+
+
+@case
+def cancelled() -> None:
+    """Cancel receives: an unmatched one takes nothing, and a matched one completes."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for count in COUNTS:
+            room, status = np.ones(count, "f4"), MPI.Status()
+            never = comm.Irecv(room, BEFORE, 6)
+            never.Cancel()
+            assert never.Wait(status) and status.Is_cancelled()
+            comm.Barrier()
+            request = comm.Isend(values(count, "f4"), NEXT, 6)
+            comm.Probe(BEFORE, 6)
+            late = comm.Irecv(room, BEFORE, 6)
+            late.Cancel()
+            late.Wait(status)
+            assert fields(status) == (BEFORE, 6, 4 * count, False)
+            request.Wait()
+            assert (room == values(count, "f4", BEFORE)).all()
+
+
+def one_of_each(comm: Communicator) -> tuple[list[np.ndarray], list[Request], Callable[[], list[Request]]]:
+    """Start a sum, receives in frames, passed through and of mpi4py, and a persistent one; return how to send."""
+    rooms = [np.zeros(count, "f4") for count in (50_000, 50_000, 10, 10, 50_000)]
+    persistent = comm.Recv_init(rooms[4], BEFORE, 3)
+    persistent.Start()
+    receives = [
+        comm.Iallreduce(MPI.IN_PLACE, rooms[0], name=f"sum {next(NUMBERS)}"),
+        comm.Irecv(rooms[1], BEFORE, 1),
+        comm.Irecv(rooms[2], BEFORE, 2, codec="none"),
+        WORLD.Irecv(rooms[3], BEFORE, 2),
+        persistent,
+    ]
+
+    def send() -> list[Request]:
+        return [
+            comm.Isend(values(50_000, "f4"), NEXT, 1),
+            comm.Isend(values(10, "f4"), NEXT, 2, codec="none"),
+            WORLD.Isend(values(10, "f4"), NEXT, 2),
+            comm.Isend(values(50_000, "f4"), NEXT, 3),
+        ]
+
+    return rooms, receives, send
+
+
+def all_arrived(rooms: list[np.ndarray]) -> bool:
+    return all((room == values(room.size, "f4", BEFORE)).all() for room in rooms[1:])
+
+
+def completed(requests: list[Request]) -> list[bool]:
+    """Return True for each request that is complete, and check its truth value and comparisons."""
+    for request in requests[:4]:
+        assert bool(request) != (request == MPI.REQUEST_NULL) and (request == request) and (request != requests[4])
+    return [request.Get_status() for request in requests]
+
+
+@case
+def completions() -> None:
+    """Complete requests of every kind with each of mpi4py's functions, and fill in statuses."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for function in (Request.Waitall, Request.Testall, Request.Waitsome, Request.Testsome, Request.Testany):
+            rooms, receives, send = one_of_each(comm)
+            assert not any(completed(receives)[1:])
+            assert Request.Testany(receives[1:]) == (MPI.UNDEFINED, False)
+            assert not Request.Testall(receives) and Request.Testsome(receives[1:]) == []
+            comm.Barrier()  # no rank has sent yet
+            sends, statuses = send(), []
+            if function is Request.Waitall:
+                assert Request.Waitall(receives, statuses)
+            elif function is Request.Testall:
+                while not Request.Testall(receives, statuses):
+                    assert all(receives)  # all or none
+            elif function is Request.Testany:
+                indices, status = [], MPI.Status()
+                while (found := Request.Testany(receives, status)) != (MPI.UNDEFINED, True):
+                    if found[1]:
+                        indices.append(found[0])
+                        assert found[0] == 0 or fields(status)[:2] == (BEFORE, (1, 2, 2, 3)[found[0] - 1])
+                assert sorted(indices) == [0, 1, 2, 3, 4]
+            else:
+                indices = []
+                while (some := function(receives, statuses)) is not None:
+                    for index, status in zip(some, statuses, strict=False):
+                        assert index == 0 or fields(status)[2] == rooms[index].nbytes
+                    indices += some
+                assert sorted(indices) == [0, 1, 2, 3, 4]
+            if function in (Request.Waitall, Request.Testall):
+                sizes = [(status.tag, status.Get_count(MPI.FLOAT)) for status in statuses[1:]]
+                assert sizes == [(1, 50_000), (2, 10), (2, 10), (3, 50_000)], sizes
+            assert all_arrived(rooms) and all(completed(receives))
+            assert [bool(request) for request in receives] == [False] * 4 + [True]
+            assert Request.Testany(receives) == (MPI.UNDEFINED, True)
+            assert Request.Waitsome(receives) is None and Request.testsome(receives) == (None, None)
+            assert Request.Waitall(sends)
+
+
+@case
+def cancelled_requests() -> list[str]:
+    """Cancel what was started in frames, passed through and persistently, and a collective."""
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        receives = [comm.Irecv(np.ones(3), BEFORE), comm.Irecv(np.ones(3), BEFORE, codec="none")]
+        receives.append(comm.Recv_init(np.ones(3), BEFORE))
+        receives[2].Start()
+        for request in receives:
+            status = MPI.Status()
+            assert not request.get_status()
+            request.cancel()
+            request.Wait(status)
+            assert status.Is_cancelled()
+        summed = comm.Iallreduce(MPI.IN_PLACE, np.ones(50_000))
+        found = [error_of(summed.Cancel)]
+        summed.Wait()
+    return found
+
+
+@case
+def too_long_without_frames() -> list[str]:
+    """Receive a message of another call into a buffer that is too short."""
+    found = []
+    with Communicator(WORLD, codec="split", chunk=CHUNK) as comm:
+        for count in (10, 100_000):
+            request = comm.Issend(np.ones(count, "f4"), NEXT, 4)
+            found.append(error_of(lambda count=count: comm.Recv(np.ones(count - 1, "f4"), BEFORE, 4)))
+            request.Wait()
+        compare(comm, 30_000, "f4")
+    return found
+
+
 @case
 def freed() -> None:
     """Check that Free leaves no communicator and no thread."""
@@ -344,7 +597,7 @@ def freed() -> None:
     compare(comm, 100_000, "f4")
     assert threading.active_count() > before
     comm.Free()
-    assert getattr(comm._p2p._channel.envelopes, "_comm", MPI.COMM_NULL) == MPI.COMM_NULL
+    assert not comm._p2p._channel.envelopes._comm
     assert threading.active_count() == before
 
 

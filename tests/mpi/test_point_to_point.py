@@ -37,6 +37,15 @@ def test_messages_match_native_mpi(ranks):
             "BufferSpecError: codec split: expected elements of type float16 or bfloat16 or float32 or float64, "
             f"got int32. Choose a codec for this type: {ENCODED}",
         ]
+        assert found.pop("cancelled_requests") == [
+            "SpecError: Cancel: expected the request of a message, got that of a collective. "
+            "Wait for it: other ranks count on this one."
+        ]
+        assert found.pop("too_long_without_frames") == [
+            f"BufferSpecError: {receiver}, tag 4: expected a message of at most {count - 1} x float32, "
+            f"got {4 * count} bytes. {LONGER}"
+            for count in (10, 100_000)
+        ]
         assert found.pop("failing") == failures(rank, ranks)
         assert not any(found.values())
 

@@ -10,8 +10,9 @@ pytest.importorskip("torch")
 GLOO = (
     *("lossless", "feedback", "warm_up", "roles", "overflow", "overlap", "two_models"),
     *("sync", "after_step", "any_order", "invalid_arguments", "failure"),
+    *("sub_group", "repeated_deltas", "state_dicts"),
 )
-OURS = ("lossless", "two_models", "sync")
+OURS = ("lossless", "two_models", "sync", "sub_group", "repeated_deltas")
 DELTAS = ("every_type", "unrelated", "missed", "failed", "refused", "ends", "in_any_order")
 
 

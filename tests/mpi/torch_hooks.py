@@ -6,6 +6,7 @@ torch_hooks.py BACKEND CHECK...     functions of this file, with gloo or gpucomp
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mpi_gpucomp import Communicator
 from mpi_gpucomp.errors import GpucompError, SpecError
 from mpi_gpucomp.torch import HookState, ParameterSync, broadcast_after_step, gpucomp_hook, sync_parameters
+from mpi_gpucomp.torch.backend import communicator_of
+from mpi_gpucomp.torch.sync import _retired
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -208,6 +211,54 @@ def invalid_arguments() -> None:
         f"rank {RANK}: HookState: expected warmup_steps of 0 or more, got -1. "
         "Pass 0 to compress from the first step on.",
     )
+    _expect(
+        lambda: HookState("bound:rel=1e-3"),
+        "ranks: expected a Communicator, an MPI communicator, a torch group or None, got 'bound:rel=1e-3'. "
+        "Pass a codec by its keyword, codec=.",
+    )
+    for call, topic in ((sync_parameters, "sync_parameters"), (ParameterSync, "ParameterSync")):
+        _expect(
+            lambda call=call: call({"weight": torch.ones(2), "step": 3}),
+            f"rank {RANK}: {topic}: expected a module, a state_dict of tensors, or tensors, got int at 'step'. "
+            "Pass the tensors alone; send other objects with torch.distributed.broadcast_object_list.",
+        )
+    for argument, ranks, got in (
+        (nn.Linear(2, 2).state_dict(), None, "an object of type OrderedDict"),
+        (nn.Linear(2, 2), WORLD, "an MPI communicator"),
+    ):
+        _expect(
+            lambda argument=argument, ranks=ranks: sync_parameters(argument, codec="delta", ranks=ranks),
+            f"rank {RANK}: sync_parameters with codec delta: expected a module, and a Communicator or a torch group, "
+            f"to which the last version belongs, got {got}. Keep a Communicator, or a ParameterSync of the tensors.",
+        )
+
+
+def sub_group() -> None:
+    """Check that HookState takes the group of the model, and numbers states by group."""
+    pair = dist.new_group([0, 1])
+    if RANK < 2 and dist.get_backend() != "gpucomp":
+        net = DistributedDataParallel(nn.Linear(4, 1), process_group=pair)
+        _expect(
+            lambda: net.register_comm_hook(HookState(), gpucomp_hook),
+            f"rank {RANK}: communicator of a torch group: expected a group of all MPI ranks, in which this one is "
+            f"rank {RANK} of {SIZE}, got rank {RANK} of 2. Initialise torch with the MPI ranks, or pass a "
+            "Communicator of the ranks of the group.",
+        )
+    elif RANK < 2:
+        net, state = DistributedDataParallel(nn.Linear(4, 1, bias=False), process_group=pair), HookState(codec="split")
+        net.register_comm_hook(state, gpucomp_hook)
+        net(torch.full((1, 4), 1.0 + RANK)).sum().backward()
+        assert net.module.weight.grad.eq(1.5).all(), net.module.weight.grad
+        alone = dist.new_group([RANK], use_local_synchronization=True)
+        _expect(
+            lambda: DistributedDataParallel(net.module, process_group=alone).register_comm_hook(state, gpucomp_hook),
+            "rank 0: register_comm_hook: expected models of one process group to share a HookState, "
+            "got models of two groups. Make a HookState for each group.",
+        )
+    everyone = DistributedDataParallel(nn.Linear(4, 1, bias=False))
+    everyone.register_comm_hook(HookState(codec="split"), gpucomp_hook)
+    everyone(torch.full((1, 4), 1.0 + RANK)).sum().backward()
+    assert everyone.module.weight.grad.eq((SIZE + 1) / 2).all()
 
 
 def _expect(call: Callable[[], object], text: str) -> None:
@@ -244,6 +295,53 @@ def sync() -> None:
         large = several[0][0], several[-1][0]
         assert torch.equal(*large) != exact_root
         net.load_state_dict(dict(zip(net.state_dict(), expected, strict=True)))
+
+
+def repeated_deltas() -> None:
+    """Check that a second call of sync_parameters with codec delta sends less, also after tensors have moved."""
+    net, communicator = nn.Linear(400, 300), communicator_of(None)
+    whole = 4 * 400 * 300
+
+    def synchronised(value: float) -> int:
+        net.weight.data[0] = value + RANK
+        before = communicator.stats().bytes_received
+        sync_parameters(net, codec="delta")
+        assert net.weight[0].eq(value).all()
+        check_replicas(net)
+        return communicator.stats().bytes_received - before
+
+    received = [synchronised(float(n)) for n in range(3)]
+    assert RANK == 0 or (received[0] > whole / 2 and max(received[1:]) < whole / 10), received
+    if RANK == 1:  # one rank has the tensors elsewhere
+        net.weight.data = net.weight.data.clone()
+    received = [synchronised(float(n)) for n in range(3, 6)]
+    assert RANK == 0 or (received[0] > whole / 2 and max(received[1:]) < whole / 10), received
+    sync_parameters(net, root=1, codec="delta")
+    other = nn.Linear(400, 300)
+    net = None
+    sync_parameters(other, codec="delta")
+    check_replicas(other)
+    del other
+    gc.collect()
+    assert len(_retired) == 1  # those of the first module were freed by the call for the second
+    sync_parameters(nn.Linear(2, 2), codec="delta")
+
+
+def state_dicts() -> None:
+    """Check that a state_dict, a module, or one tensor may be passed."""
+    for way in (sync_parameters, lambda state: ParameterSync(state)()):
+        net = model()
+        for parameter in net.parameters():
+            parameter.data.add_(RANK)
+        way(net.state_dict())
+        check_replicas(net)
+    net = nn.BatchNorm1d(3)
+    net.running_mean.fill_(RANK + 1)
+    ParameterSync(net)()
+    assert net.running_mean.eq(1).all()
+    tensor = torch.full((2, 5), 1.0 + RANK)
+    ParameterSync(tensor)()
+    assert tensor.eq(1).all()
 
 
 def after_step() -> None:

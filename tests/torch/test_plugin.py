@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from launch import ROOT, needs_mpirun, run
+from mpi4py import MPI
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -79,11 +80,13 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(code: str, installed: Path | None, *, autoload: bool = True) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, installed: Path | None, *, autoload: bool = True, added: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter without a launcher; torch finds the package only if it is `installed`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS) and name not in TORCH}
     path = os.pathsep.join([*([str(installed)] if installed else []), str(ROOT)])
-    environment = {**kept, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(autoload))}
+    environment = {**kept, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(autoload)), **(added or {})}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
@@ -150,6 +153,58 @@ def test_mpi_rendezvous_without_a_launcher_is_an_error(installed: Path) -> None:
         "launcher, got a process started without one. Run it as `mpirun -n 4 python ...`; for one rank, as "
         "`mpirun -n 1 python ...`."
     )
+
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "2"}
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "TORCHELASTIC_RUN_ID": "0"}
+WRONG_WORLD = (
+    "mpi_gpucomp.errors.DeviceError: rank 0: {}: expected an MPI world of {} ranks, as {} says, got an MPI world of 1. "
+    "Start the program with the mpirun of {}, or with srun and the --mpi option for it; torchrun does not connect "
+    "processes by MPI."
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "launcher", "topic", "size", "variable"),
+    [
+        ("torch.distributed.init_process_group('gpucomp')", SRUN, "init_process_group", 4, "SLURM_NTASKS"),
+        ("torch.distributed.init_process_group('gloo')", SRUN, "init_process_group", 4, "SLURM_NTASKS"),
+        ("g.sync_parameters(torch.nn.Linear(2, 2))", SRUN, "communicator of all MPI ranks", 4, "SLURM_NTASKS"),
+        ("g.sync_parameters(torch.nn.Linear(2, 2))", TORCHRUN, "communicator of all MPI ranks", 2, "WORLD_SIZE"),
+    ],
+    ids=["srun-gpucomp", "srun-gloo", "srun-sync", "torchrun-sync"],
+)
+def test_processes_that_mpi_does_not_connect_are_an_error(
+    installed: Path, program: str, launcher: dict[str, str], topic: str, size: int, variable: str
+) -> None:
+    done = python(f"import torch, mpi_gpucomp.torch as g; {program}", installed, added=launcher)
+    assert done.returncode == 1
+    library, version = MPI.get_vendor()
+    mpi = f"{library} {'.'.join(map(str, version))}"
+    assert done.stderr.splitlines()[-1] == WRONG_WORLD.format(topic, size, variable, mpi)
+
+
+def test_slurm_allocation_without_a_step_is_no_launcher(installed: Path) -> None:
+    sync = "g.sync_parameters(torch.nn.Linear(2, 2))"
+    code = f"import os, torch, mpi_gpucomp.torch as g; {sync}; print(os.environ.get('LOCAL_RANK'))"
+    allocation = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+    assert output(python(code, installed, added=allocation)) == ["None"]
+
+
+@needs_mpirun
+def test_local_rank_is_set_under_mpirun() -> None:
+    imported = "import os, mpi_gpucomp.torch; print(os.environ['LOCAL_RANK'])"
+    assert sorted(output(run(2, "-c", imported))) == ["0", "1"]
+    # By the rendezvous, if the launcher has no variable for it; and a value that is set stays.
+    for before, expected in (("None", ["0", "1"]), ("'7'", ["7", "7"])):
+        code = (
+            "import os\n"
+            "for name in ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID'): os.environ.pop(name, None)\n"
+            f"if {before}: os.environ['LOCAL_RANK'] = {before}\n"
+            "import mpi_gpucomp.torch, torch.distributed as d; d.init_process_group('gpucomp')\n"
+            "print(os.environ['LOCAL_RANK']); d.destroy_process_group()"
+        )
+        assert sorted(output(run(2, "-c", code))) == expected
 
 
 GROUP = "import sys; sys.path.insert(0, {installed!r}); {imports}; import torch.distributed as dist; dist.{create}; "

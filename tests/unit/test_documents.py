@@ -13,7 +13,7 @@ import pytest
 from osu_bench.launcher import find
 
 ROOT = Path(__file__).parents[2]
-EXECUTED = ("README.md", "CONTRIBUTING.md", "docs/CODECS.md", "docs/TORCH.md")
+EXECUTED = ("README.md", "CONTRIBUTING.md", "docs/CODECS.md", "docs/TORCH.md", "docs/TRAINING.md")
 WRAPPED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 BLOCKS = [
     pytest.param(block, id=f"{document}-{number}")
