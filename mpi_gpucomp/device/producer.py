@@ -20,6 +20,8 @@ __all__ = ["mark_producer", "stream_handle"]
 
 LEGACY_STREAM = 1
 """CUDA's explicit handle of the legacy default stream, which 0 also names."""
+STREAM_ERRORS = (1, 201, 400, 709)
+"""CUDA's codes for a wrong stream: invalid value, context or handle, and a context that was destroyed."""
 
 
 def stream_handle(stream: Any) -> int | None:
@@ -61,6 +63,14 @@ def _record(producer: int | Callable[[int], object], ordinal: int) -> CudaEvent:
             event = cuda.Event(block=True, disable_timing=True)  # block: a waiting thread sleeps
             cuda.runtime.eventRecord(event.ptr, producer)
         except cuda.runtime.CUDARuntimeError as error:
+            if error.status not in STREAM_ERRORS:
+                raise DeviceError(
+                    f"cuda:{ordinal}",
+                    expected="a GPU that works",
+                    got=f"'{error}'",
+                    remedy="Earlier work on this GPU failed, or the GPU itself. Start the program again, with "
+                    "CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) to find a kernel that fails.",
+                ) from error
             raise DeviceError(
                 f"stream {producer:#x} of cuda:{ordinal}",
                 expected="a stream of this GPU that exists",

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import cupy
 import numpy as np
 from mpi4py import MPI
 
-from mpi_gpucomp import Communicator, Request
+from mpi_gpucomp import Communicator, GpucompError, Request
 from tests.simulated_cuda import machine
 
 CASE, CODEC, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
 COMM = MPI.COMM_WORLD
-ROUNDS = 3
+ROUNDS, LONG = 3, 1 << 19
 
 
 def values(seed: int) -> np.ndarray:
@@ -92,9 +94,62 @@ def second_gpu(comm: Communicator) -> None:
     named_broadcasts(comm)
 
 
+def on_rails(comm: Communicator) -> None:
+    """Stage through the host's memory what rails send, and what they receive."""
+    with Communicator(COMM, rails="127.0.0.2,127.0.0.3") as railed:
+        for case in (named_broadcasts, reductions, messages, persistent):
+            case(railed)
+        assert railed.rail_stats() is not None
+
+
+def fault(comm: Communicator) -> None:
+    """Fail on the GPU of rank 1 alone, which gets an error, as do the others: none waits for ever."""
+    reductions(comm)
+    array = cupy.zeros(COUNT, np.float32)
+    cupy.cuda.Device().synchronize()
+    if COMM.rank == 1:
+        machine().inject(os.environ["SIMULATED_CUDA_FAULT"])
+    _report_error(lambda: [comm.Allreduce(MPI.IN_PLACE, array, codec=CODEC) for _ in range(ROUNDS)])
+
+
+def full(comm: Communicator) -> None:
+    """Fill the memory of rank 1's GPU: every rank gets an error, and collectives work again once there is memory."""
+    reductions(comm)
+    runtime, blocks = cupy.cuda.runtime, []
+    array = cupy.zeros(LONG, np.float32)
+    with suppress(runtime.CUDARuntimeError):
+        while COMM.rank == 1:
+            blocks.append(runtime.malloc(1 << 20))
+    _report_error(lambda: comm.Allreduce(MPI.IN_PLACE, array, codec=CODEC))
+    for block in blocks:
+        runtime.free(block)
+    broadcasts(comm)
+    reductions(comm)
+    comm.Allreduce(MPI.IN_PLACE, array, codec=CODEC)
+
+
+def _report_error(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except GpucompError as error:
+        print(json.dumps([COMM.rank, str(error)]), flush=True)
+    COMM.Barrier()
+
+
 CASES: dict[str, Callable[[Communicator], None]] = {
     case.__name__: case
-    for case in (broadcasts, named_broadcasts, reductions, gathering, messages, persistent, second_gpu)
+    for case in (
+        broadcasts,
+        named_broadcasts,
+        reductions,
+        gathering,
+        messages,
+        persistent,
+        second_gpu,
+        on_rails,
+        fault,
+        full,
+    )
 }
 
 if patience := os.environ.get("SIMULATED_CUDA_PATIENCE"):

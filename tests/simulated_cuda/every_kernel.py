@@ -1,7 +1,8 @@
 """Work that launches every kernel of the library: `python -m tests.simulated_cuda.every_kernel COUNT ...`.
 
-Encodings, decodings and reductions of so many elements on the simulated GPU must give what they give on the host. The
-names of the kernels that were interpreted are printed: a test compares them with the entry points in `kernels/`.
+Encodings, decodings and reductions of arrays of these lengths on the simulated GPU must give what they give on the
+host. The names of the kernels that were interpreted are printed: a test compares them with the entry points in
+`kernels/`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@
 | `eager` | 1: all work runs when it is queued |
 | `ptx` | interpret kernels from their PTX in grids of up to so many blocks; 0 (default): none |
 | `lockstep` | 1: lanes that diverge in an interpreted kernel meet again as soon as they can |
+| `compare` | 1: each interpreted kernel has to write the bytes that the host's kernel writes |
 | `capability` | the compute capability that the GPUs say they have, such as 75 or 120 |
 | `track` | 0: hazards are not looked for |
 | `protect` | 0: host memory that unfinished work accesses is not protected |
@@ -141,7 +142,7 @@ class Machine:
 
     @property
     def interpreted(self) -> set[str]:
-        """The kernels whose PTX has run in this process, each beside the host's, which has to write the same bytes."""
+        """The kernels whose PTX has been compared with the host's kernels in this process."""
         return set(self._text["interpreted"]().decode().split())
 
     def stream_counts(self, handle: int) -> Counter[str]:

@@ -6,6 +6,7 @@ themselves: `MPI_GPUCOMP_SIMULATED_CUDA=seed=N python -m pytest tests/unit -k cu
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -66,7 +67,16 @@ def test_all_devices_and_codecs(settings: str) -> None:
     conform(EVERYTHING, settings, 3000)
 
 
-CASES = ["broadcasts", "named_broadcasts", "reductions", "gathering", "messages", "persistent", "second_gpu"]
+CASES = [
+    "broadcasts",
+    "named_broadcasts",
+    "reductions",
+    "gathering",
+    "messages",
+    "persistent",
+    "second_gpu",
+    "on_rails",
+]
 
 
 @needs_mpirun
@@ -89,3 +99,51 @@ def test_a_fault_is_an_error_on_every_rank(settings: str, case: str, launch: int
     assert "rank 0" in done.stderr
     assert re.search(r"DeviceError: .*(cuda:0: CUDA_ERROR_ILLEGAL_ADDRESS in|an illegal memory access)", done.stderr)
     assert "Timeout (" not in done.stderr, f"{SETTINGS}={faulty}\n{done.stderr[:6000]}"
+
+
+FAULTS = {
+    "illegal_address:n=9": "cuda:0: CUDA_ERROR_ILLEGAL_ADDRESS",
+    "launch_failed:n=9": "cuda:0: CUDA_ERROR_LAUNCH_FAILED",
+    "unavailable:n=60": "cuda:0: CUDA_ERROR_DEVICE_UNAVAILABLE",
+}
+
+
+def errors_of_ranks(case: str, settings: str, **environment: str) -> list[str]:
+    """Run a case in which rank 1 fails, and return the errors of both ranks; neither waits for ever."""
+    arguments = ("-m", "tests.simulated_cuda", "tests/simulated_cuda/collectives.py", case, "split", str(COUNT))
+    environment |= {SETTINGS: settings, "SIMULATED_CUDA_PATIENCE": "60"}
+    done = run(2, *arguments, environment=environment)
+    assert (done.returncode, done.stderr) == (0, ""), f"{SETTINGS}={settings}\n{done.stderr[:6000]}"
+    found = dict(json.loads(line) for line in done.stdout.splitlines())
+    return [found[0], found[1]]
+
+
+@needs_mpirun
+@pytest.mark.parametrize("failure", FAULTS)
+def test_an_error_names_the_rank_the_gpu_and_the_kernels_behind_which_it_failed(settings: str, failure: str) -> None:
+    """All of CUDA's errors come late, so the kernels since the last event are named."""
+    other, own = errors_of_ranks("fault", settings, SIMULATED_CUDA_FAULT=failure)
+    where = rf"got {FAULTS[failure]} in or before (\w+, )*(split|tiles|frame)_\w+"
+    assert re.search(rf"^rank 1: allreduce \(call \d+\), .* {where}", own), own
+    assert re.search(rf"^rank 0: allreduce \(call \d+\): .*got on rank 1 DeviceError: .*{where}", other), other
+
+
+@needs_mpirun
+def test_a_gpu_that_is_lost_before_a_call_is_an_error_that_says_so(settings: str) -> None:
+    other, own = errors_of_ranks("fault", settings, SIMULATED_CUDA_FAULT="ecc:n=1")
+    assert own == (
+        "cuda:0: expected a GPU that works, got 'cudaErrorECCUncorrectable: uncorrectable ECC error encountered'. "
+        "Earlier work on this GPU failed, or the GPU itself. Start the program again, with CUDA_LAUNCH_BLOCKING=1 "
+        "(or compute-sanitizer) to find a kernel that fails."
+    )
+    assert "rank 1" in other
+
+
+@needs_mpirun
+def test_a_full_gpu_is_an_error_on_every_rank_and_calls_work_once_there_is_memory(settings: str) -> None:
+    other, own = errors_of_ranks("full", f"{settings},capacity=48000000")
+    what = "expected memory of cuda:0, got none. Free memory, or set a smaller chunk."
+    assert own.startswith("rank 1: allreduce")
+    assert own.endswith(what)
+    assert other.startswith("rank 0: allreduce")
+    assert f"on rank 1 DeviceError: {own}" in other

@@ -71,7 +71,7 @@ CONTROL const char *simcuda_profiles() {
     return give(machine().profiles_as_json());
 }
 
-// The names of the kernels whose PTX has run beside the host's, since the process began.
+// The names of the kernels whose PTX has been compared with the host's, since the process began.
 CONTROL const char *simcuda_interpreted() {
     Guard guard(machine().lock);
     std::string all;

@@ -121,6 +121,8 @@ std::string Machine::configure(const char *from, bool from_program) {
             made.ptx = (i64)number;
         else if (name == "lockstep")
             made.lockstep = number != 0;
+        else if (name == "compare")
+            made.compare = number != 0;
         else if (name == "capability")
             made.capability = (int)number;
         else if (name == "background")
@@ -143,7 +145,7 @@ std::string Machine::configure(const char *from, bool from_program) {
                 if (value == model.name) made.model = &model;
             if (!made.model) return "expected gpu=A100 or gpu=H100, got '" + value + "'";
         } else
-            return "expected seed, devices, gpu, capability, ptx, lockstep, starve, track, protect, eager, background, "
+            return "expected seed, devices, gpu, capability, ptx, lockstep, compare, starve, track, protect, eager, background, "
                    "capacity, launch_us, copy_us, event_us, wake_us or inject, got '" +
                    name + "'";
     }

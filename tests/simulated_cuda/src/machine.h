@@ -207,7 +207,7 @@ struct Injection {
 struct Settings {
     u64 seed = 0;
     int devices = 1;
-    bool starve = true, track = true, protect = true, eager = false, lockstep = false;
+    bool starve = true, track = true, protect = true, eager = false, lockstep = false, compare = false;
     int capability = 0;
     i64 ptx = 0;  // interpret kernels in grids of up to so many blocks
     double background_ms = 20;

@@ -265,7 +265,7 @@ CUresult Machine::run_kernel(Stream &stream, Op &op, u64 *moved) {
     } else {
         Comparison comparison(*this);
         bool compared = false;
-        if (op.kernel->function) {
+        if (settings.compare && op.kernel->function) {
             r.comparison = &comparison;
             // One tile in each call: within a call, encoders on the host write tiles without gaps.
             std::vector<Range> tiles;
