@@ -208,7 +208,10 @@ class Policy:
         if call.counts is None:
             return DEFAULT_CHUNK
         shared = len(self._nodes) == 1
-        return default_chunk_bytes(call.nbytes, coded=codec.name != "none", shared=shared, gpu=self._on_gpus)
+        # A reduction cannot be forwarded before all of a chunk has arrived.
+        relayed = self._wire.kind != MPI_WIRE and not COLLECTIVES[call.collective].reduces
+        coded = codec.name != "none"
+        return default_chunk_bytes(call.nbytes, coded=coded, shared=shared, relayed=relayed, gpu=self._on_gpus)
 
     def _library_schedule(self, call: Call) -> Algorithm | None:
         # Of rooted reductions, gathers and scatters only the root knows whether it works in place: the ranks might find

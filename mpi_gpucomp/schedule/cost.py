@@ -34,12 +34,13 @@ MB = 1_000_000
 PER_MB = 1e-6 / MB
 """One microsecond per MB in seconds per byte; 1 Gbit/s is 8000 of them."""
 
-RAW_UNIT, SHARED_MEMORY_UNIT = 1 << 14, 1 << 16
+RAW_UNIT, LONG_RAW_UNIT = 1 << 14, 1 << 16
 MIN_RAW_CHUNK, MAX_RAW_CHUNK = 1 << 18, 1 << 22
 """Without a codec the chunk size is `sqrt(message_bytes * unit)`, clamped: 1 MiB for 64 MiB.
 
 In a chain a longer chunk delays the last rank, while more chunks cost more overhead, so the best size grows with the
-square root of the message size. Chunks through shared memory take less time, so they may be longer.
+square root of the message size. Chunks may be longer where they delay nobody: through shared memory they take less
+time, and sockets relay them while they arrive.
 """
 ENCODED_CHUNKS, MIN_ENCODED_CHUNK, MAX_ENCODED_CHUNK = 16, 1 << 19, 1 << 21
 """With a codec a message is cut into this many chunks, whose size in bytes is clamped."""
@@ -127,15 +128,18 @@ def chain_seconds(
     return encode + link.seconds(sent) + (ranks - 2) * link.seconds(forwarded) + (loops - 1) * stage + decode
 
 
-def default_chunk_bytes(nbytes: int, *, coded: bool, shared: bool = False, gpu: bool = False) -> int:
+def default_chunk_bytes(
+    nbytes: int, *, coded: bool, shared: bool = False, relayed: bool = False, gpu: bool = False
+) -> int:
     """Return the chunk size that a communicator uses by default.
 
-    `coded` is True with a codec, `shared` if all ranks are on one node, `gpu` if elements are on GPUs.
+    `coded` is True with a codec, `shared` if all ranks are on one node, `relayed` if ranks forward chunks while they
+    arrive, `gpu` if elements are on GPUs.
     """
     if coded and gpu:
         return min(MAX_GPU_CHUNK, max(MIN_GPU_CHUNK, nbytes // GPU_CHUNKS & -GPU_UNIT))
     if not coded:
-        best = isqrt(nbytes * (SHARED_MEMORY_UNIT if shared else RAW_UNIT))
+        best = isqrt(nbytes * (LONG_RAW_UNIT if shared or relayed else RAW_UNIT))
         return min(MAX_RAW_CHUNK, max(MIN_RAW_CHUNK, best & -MIN_RAW_CHUNK))
     return min(MAX_ENCODED_CHUNK, max(MIN_ENCODED_CHUNK, nbytes // ENCODED_CHUNKS))
 

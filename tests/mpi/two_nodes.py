@@ -48,5 +48,11 @@ with Communicator(world) as comm:  # auto measures both kinds of links first
     assert placed is not None and placed.nodes == found
     assert len(set(world.allgather((placed.within, placed.between)))) == 1, "all ranks agree"
 
+for wire, relayed_chunk in (("mpi", 1 << 18), ("tcp", 1 << 19)):  # sockets relay chunks, if they are not reduced
+    with Communicator(world, "none", wire=wire) as comm:
+        assert comm.explain("Bcast", np.zeros(1 << 20, np.float32)).chunk_bytes == relayed_chunk
+        sent, total = np.zeros(1 << 20, np.float32), np.empty(1 << 20, np.float32)
+        assert comm.explain("Allreduce", sent, total).chunk_bytes == 1 << 18
+
 if rank == 0:
     print("\n".join(used[:5]))

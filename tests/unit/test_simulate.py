@@ -273,7 +273,9 @@ def test_default_chunk_bytes():
     assert cost.default_chunk_bytes(1 << 30, coded=True) == 2 * MIB
     assert cost.default_chunk_bytes(1, coded=False) == MIB // 4
     assert [cost.default_chunk_bytes(n * MIB, coded=False) // MIB for n in (64, 256, 1024, 65536)] == [1, 2, 4, 4]
-    assert cost.default_chunk_bytes(64 * MIB, coded=False, shared=True) == 2 * MIB
+    for longer in ({"shared": True}, {"relayed": True}):
+        assert cost.default_chunk_bytes(64 * MIB, coded=False, **longer) == 2 * MIB
+        assert cost.default_chunk_bytes(64 * MIB, coded=True, **longer) == 2 * MIB
     on_gpu = [cost.default_chunk_bytes(n * MIB, coded=True, gpu=True) for n in (1, 64, 256, 1024)]
     assert on_gpu == [MIB, 42 << 16, 170 << 16, 16 * MIB]
 
