@@ -353,11 +353,11 @@ OPTIONS = "Use the same options of the communicator on every rank."
     [
         (b"", "", f"expected a header of 8 bytes, got 0. {VERSIONS}"),
         (b"nonsense", "", f"expected the magic bytes b'GC', got b'no'. {VERSIONS}"),
-        (b"GC\x02\x01" + bytes(4), "", f"expected protocol version 1, got 2. {VERSIONS}"),
-        (b"GC\x01\xff" + bytes(4), "", f"expected a kind from 1 to 8, got 255. {VERSIONS}"),
-        (b"GC\x01\x03\xff\xff\xff\xff", " Abort", f"expected at most 16777216 bytes, got 4294967295. {VERSIONS}"),
+        (b"GC\x03\x01" + bytes(4), "", f"expected protocol version 2, got 3. {VERSIONS}"),
+        (b"GC\x02\xff" + bytes(4), "", f"expected a kind from 1 to 8, got 255. {VERSIONS}"),
+        (b"GC\x02\x03\xff\xff\xff\xff", " Abort", f"expected at most 16777216 bytes, got 4294967295. {VERSIONS}"),
         (encode(Abort("why"))[:-1], " Abort", f"expected a body of 7 bytes, got 6. {VERSIONS}"),
-        (b"GC\x01\x03\x05\0\0\0\x01\0\0\0\xff", " Abort", f"expected text in UTF-8, got byte 0xff. {VERSIONS}"),
+        (b"GC\x02\x03\x05\0\0\0\x01\0\0\0\xff", " Abort", f"expected text in UTF-8, got byte 0xff. {VERSIONS}"),
         (
             encode(ObserverMessage("x")),
             " ObserverMessage",
