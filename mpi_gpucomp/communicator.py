@@ -521,14 +521,14 @@ class Communicator:
         status: MPI.Status | None = None,
     ) -> None:
         """Send a message and receive another into the same buffer."""
-        if not self._p2p.expects_frames:
+        if self._p2p.mixed is None:
             self._comm.Sendrecv_replace(buf, dest, sendtag, source, recvtag, status)
             return
         self.Sendrecv(copy_of(buf), dest, sendtag, buf, source, recvtag, status)
 
     def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Prepare a persistent receive."""
-        if not self._p2p.expects_frames:
+        if self._p2p.mixed is None:
             return self._comm.Recv_init(buf, source, tag)
         return PersistentRequest(lambda: self.Irecv(buf, source, tag))
 
@@ -540,13 +540,13 @@ class Communicator:
         status: MPI.Status | None = None,
     ) -> Any:
         """Receive an object, which mpi4py's send has pickled."""
-        if not self._p2p.expects_frames or source == MPI.PROC_NULL:
+        if self._p2p.mixed is None or source == MPI.PROC_NULL:
             return self._comm.recv(buf, source, tag, status)
         return self.mprobe(source, tag).recv(status)
 
     def irecv(self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Start to receive an object, pickled into at most as many bytes as `buf` has (None: 32 KiB)."""
-        if not self._p2p.expects_frames or source == MPI.PROC_NULL:
+        if self._p2p.mixed is None or source == MPI.PROC_NULL:
             return self._comm.irecv(buf, source, tag)
         return self._p2p.start_object(buf, source, tag)
 

@@ -108,9 +108,9 @@ class EnvelopeChannel:
 
     on_rails: bool
 
-    def __init__(self, comm: MPI.Intracomm, own: MPI.Intracomm | None, longest: int) -> None:
-        """Take over `own`, which carries envelopes of at most `longest` bytes; `comm` has messages without one."""
-        self.rank, self._comm, self._native, self._longest = comm.rank, own, comm, longest
+    def __init__(self, rank: int, comm: MPI.Intracomm | None, longest: int) -> None:
+        """Take over the communicator of the messages, if there is one; envelopes have at most `longest` bytes."""
+        self.rank, self._comm, self._longest = rank, comm, longest
         self._lock = threading.RLock()
         self._posted: deque[PostedRecv] = deque()
         self._unexpected: deque[Arrival] = deque()
@@ -157,12 +157,11 @@ class EnvelopeChannel:
 
     def poll(self, source: int, tag: int) -> None:
         """Let MPI match a message from a source with a tag that is expected."""
-        with self._lock:
-            for comm in (self._comm, self._native):
-                if comm is not None and self._match(comm, source, tag):
-                    return
+        if self._comm is not None:
+            with self._lock:
+                self._match(self._comm, source, tag)
 
-    def _match(self, comm: MPI.Intracomm, source: int, tag: int) -> bool:
+    def _match(self, comm: MPI.Intracomm, source: int, tag: int) -> None:
         status = MPI.Status()
         try:
             message = comm.Improbe(source, tag, status)
@@ -172,7 +171,6 @@ class EnvelopeChannel:
             raise
         if message is not None:
             self._deliver(_MpiArrival(message, status, self._longest, self.rank))
-        return message is not None
 
     def _deliver(self, arrival: Arrival) -> None:
         """Give a message to the first receive that matches, or keep it."""
@@ -215,7 +213,7 @@ class MpiEnvelopes(EnvelopeChannel):
     def __init__(self, comm: MPI.Intracomm, longest: int) -> None:
         """Duplicate a communicator: collective."""
         self.comm = comm.Dup()
-        super().__init__(comm, self.comm, longest)
+        super().__init__(comm.rank, self.comm, longest)
 
     def send(self, address: int, nbytes: int, peer: int, tag: int) -> SentEnvelope:
         """Start a send."""
@@ -236,9 +234,9 @@ class RailEnvelopes(EnvelopeChannel):
 
     on_rails = True
 
-    def __init__(self, comm: MPI.Intracomm, longest: int, wire: Wire, engine: Engine) -> None:
+    def __init__(self, wire: Wire, engine: Engine, longest: int) -> None:
         """Receive envelopes from the engine."""
-        super().__init__(comm, None, longest)
+        super().__init__(wire.rank, None, longest)
         self._wire = wire
         engine.handle(EnvelopeMessage, self._on_envelope)
 

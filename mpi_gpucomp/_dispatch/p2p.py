@@ -2,9 +2,9 @@
 
 Without a codec a call is passed through to the MPI library. With one, messages are sent in frames on a communicator of
 their own, and the receiver must expect frames too: by the communicator's codec, or by `codec=` on the call. The sender
-alone chooses the codec and the chunk size. A receive that expects frames also takes what mpi4py's other calls sent
-(Ssend, Bsend, send, ...), and Probe sees every message. With a codec of the communicator those calls use the
-communicator of the frames, so that MPI keeps the order of all messages.
+alone chooses the codec and the chunk size. Probe sees every message. With a codec of the communicator, mpi4py's other
+calls (Ssend, Bsend, send, ...) use the communicator of the frames too, so that MPI keeps the order of all messages, and
+a receive takes whatever arrives.
 
 A communicator whose codec is "auto" passes messages through: two ranks that have not communicated cannot agree that
 frames pay off. `codec="auto"` on both calls uses frames.
@@ -663,7 +663,7 @@ class PointToPoint:
         """The communicator of mpi4py's other calls, if they share that of the frames; None if not."""
         envelopes: EnvelopeChannel
         if on_rails:
-            envelopes = RailEnvelopes(comm, longest, runtime.wire, runtime.engine)
+            envelopes = RailEnvelopes(runtime.wire, runtime.engine, longest)
         else:
             envelopes = MpiEnvelopes(comm, longest)
             self.mixed = envelopes.comm if self._codec is not None else None
@@ -733,11 +733,6 @@ class PointToPoint:
             received.Wait(status)
         finally:
             sent.Wait()
-
-    @property
-    def expects_frames(self) -> bool:
-        """Return True if receives expect frames by default, as the codec of the communicator says."""
-        return self._codec is not None
 
     # Matched probes
 

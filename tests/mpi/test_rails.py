@@ -15,7 +15,7 @@ from mpi_gpucomp.transport.rails.discovery import addresses
 pytestmark = needs_mpirun
 
 FAILOVER, STRIPED = "127.0.0.1,127.0.0.2", "127.0.0.1+127.0.0.2"
-ERRORS = ("cancelled_requests", "too_long", "too_long_without_frames", "wrong_type", "failing")
+ERRORS = ("too_long", "wrong_type", "failing")
 RANKS = 3
 REMEDY = "Check the network and that rank. This communicator cannot be used any more."
 
