@@ -312,14 +312,11 @@ def counts() -> dict[str, Call]:
     cases: dict[str, Call] = {}
     for method in ("Gatherv", "Scatterv", "Alltoallv", "Allgatherv"):
         for name in (method, start_name(method)):
-            for root in (0, 1) if method in ("Gatherv", "Scatterv") else (0,):
-                for more in (1, -1):
-                    for count in COUNTS:
-                        arguments = name, count, root, more
-                        cases[f"{name} root {root}, {more:+} of {count}"] = partial(vector_call, *arguments)
-                        cases[f"{name} root {root}, {more:+} of {count}, second call"] = partial(
-                            after_one_that_matches, *arguments
-                        )
+            for root, more in ((0, 1), (1, -1)) if method in ("Gatherv", "Scatterv") else ((0, 1),):
+                for count in COUNTS:
+                    title, arguments = f"{name} root {root}, {more:+} of {count}", (name, count, root, more)
+                    cases[title] = partial(vector_call, *arguments)
+                    cases[f"{title}, second call"] = partial(after_one_that_matches, *arguments)
     return cases
 
 
