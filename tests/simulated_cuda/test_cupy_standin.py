@@ -103,6 +103,20 @@ with two:
 machine().drain()
 assert any("nothing orders the two" in finding for finding in machine().findings)
 """,
+    "a forked child is told that it cannot use a GPU": """
+import os
+from mpi_gpucomp.device import get_device
+from mpi_gpucomp.errors import DeviceError
+get_device("cuda:0").stream().synchronize()
+child = os.fork()
+if not child:
+    try:
+        get_device("cuda:0")
+    except DeviceError as error:
+        os._exit("a process that was not forked from one that uses CUDA" in str(error))
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+""",
     "memory of several kinds": """
 managed = cupy.cuda.ManagedMemory(100)
 assert runtime.pointerGetAttributes(managed.ptr).type == runtime.memoryTypeManaged
