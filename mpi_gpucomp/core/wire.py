@@ -147,8 +147,8 @@ class Wire:
 
     def send_control(self, peer: int, message: bytes) -> None:
         """Send a control message; those from one rank arrive in order."""
-        self.check()
-        core().gc_send_control(self.handle, peer, message, len(message))
+        if not core().gc_send_control(self.handle, peer, message, len(message)):
+            raise self.error()
 
     def recv_control(self) -> tuple[int, bytes] | None:
         """Return the sender and the bytes of the next control message, if one has arrived."""
@@ -157,7 +157,7 @@ class Wire:
         if length < NO_MESSAGE:
             self._memory = ctypes.create_string_buffer(NO_MESSAGE - 1 - length)
             length = core().gc_next_control(self.handle, byref(peer), self._memory, len(self._memory))
-        return None if length == NO_MESSAGE else (peer.value, self._memory.raw[:length])
+        return None if length == NO_MESSAGE else (peer.value, ctypes.string_at(self._memory, length))
 
     @property
     def bytes_sent(self) -> int:

@@ -94,6 +94,7 @@ class AgreementCheck:
 
     busy = False
     needs_python = True
+    may_post_early = False
     longest = 0
     neighbours: frozenset[int] = frozenset()
     handle = 0
@@ -109,6 +110,9 @@ class AgreementCheck:
         """Do nothing."""
 
     def prepare(self, longest: int) -> None:
+        """Do nothing."""
+
+    def post_early(self) -> None:
         """Do nothing."""
 
     def run(self) -> None:

@@ -102,10 +102,10 @@ class Engine:
         if failure is not None:
             failure.join(job)
             return
+        self._slots.add(job)  # first: sockets send the credits for its receives together with the join
         join = encode(Join(*call, job.signature, job.task.tag, job.task.longest, job.trace, job.balance))
         for peer in job.needs:
             self.wire.send_control(peer, join)
-        self._slots.add(job)
         if self._pending_error is not None:
             error, self._pending_error = self._pending_error, None
             self._fail(job, error)
@@ -141,16 +141,18 @@ class Engine:
         """Return True if there is work that the core does not know of, and whose end it cannot report."""
         return bool(self.p2p_operations or self._failures or any(job.task.needs_python for job in self._jobs.values()))
 
-    def progress(self, *, waiting: int = 0, naps: int = 0, moved: bool = False) -> bool:
-        """Run the core for a moment and handle its events; return True if anything progressed, or has (`moved`).
+    def progress(self, *, waiting: int = 0, naps: int = 0, moved: bool | None = None) -> bool:
+        """Run the core for a moment and handle its events; return True if anything progressed.
 
         `waiting` numbers the wait of a blocked caller, 0 if none is blocked; `naps` counts how often it has slept.
+        `moved` is what the core has returned, if it has just run: then only its events are handled.
         """
         if self.broken is not None:
             return False
         try:
             self.observer.on_poll(waiting, naps + self.wire.sleeps)
-            moved |= self.wire.run(foreground=False)
+            if moved is None:
+                moved = self.wire.run(foreground=False)
             for event in self.wire.events():
                 moved |= self._handle(event)
             if self.p2p_operations:
@@ -231,9 +233,9 @@ class Engine:
         self._by_handle.pop(job.task.handle, None)
         self.has_ended = True
         job.task.call_trace.end(failed=error is not None)
-        self._registry.end(job.call, CallResult(job.signature, job.task.sent, job.trace))
         if error is None:
             job.task.free()
+        self._registry.end(job.call, CallResult(job.signature, job.task.sent, job.trace))
         job.error = error
         if job.on_done is None:
             job.finished = True

@@ -84,8 +84,10 @@ class ProgressDriver:
         """Submit a job; with `background`, the background thread progresses it until a caller waits for it."""
         with self.lock:
             self._engine.submit(job)
+        if not background:
+            return  # the caller waits for it, or polls
         self.poll()
-        if background and not job.finished:
+        if not job.finished:
             self._wake.set()
 
     def wait(self, job: Job) -> None:
@@ -120,8 +122,11 @@ class ProgressDriver:
         if self.poll(moved=moved):
             backoff.reset()
 
-    def poll(self, *, moved: bool = False) -> bool:
-        """Poll the engine once and call completion callbacks; return True if anything progressed, or has (`moved`)."""
+    def poll(self, *, moved: bool | None = None) -> bool:
+        """Poll the engine once and call completion callbacks; return True if anything progressed.
+
+        `moved` is what the core has returned, if it has just run.
+        """
         with self.lock:
             waiting = self._waits if self._waiters else 0
             moved = self._engine.progress(waiting=waiting, moved=moved)

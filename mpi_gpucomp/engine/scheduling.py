@@ -88,7 +88,7 @@ class Job:
         self.needs: frozenset[int] = frozenset()
         """The peers that must join before it may run."""
         self.longest = task.longest
-        self.started = False
+        self.prepared = self.started = False
         self.on_done: Callable[[Job], None] | None = None
         """Called when it has completed, before `finished` is set."""
 
@@ -102,12 +102,29 @@ class Job:
         """Return its name in messages."""
         return f"{self.task.name} {self.name!r}" if self.name else f"{self.task.name} (call {self.call.run})"
 
+    def post_early(self) -> None:
+        """Post receives before the peers have joined, where all ranks know the lengths of all blocks.
+
+        A peer sends only after it has compared the signatures. It cannot complete before this rank runs, which has to
+        post the last receive: so it still gets an error that this rank finds in the joins of others.
+        """
+        if not self.everyone and self.task.may_post_early:
+            self.task.prepare(self.longest)
+            self.task.post_early()
+            self.prepared = True
+
+    def withdraw(self) -> None:
+        """Cancel receives that were posted early."""
+        if self.prepared and not self.started:
+            self.task.suspend()
+
     def run(self) -> None:
         """Start the task, or continue it."""
         if not self.started:
             self.task.call_trace.start()
-            self.task.prepare(self.longest)
-            self.started = True
+            if not self.prepared:
+                self.task.prepare(self.longest)
+            self.prepared = self.started = True
         self.task.run()
 
     def call_back(self) -> None:
@@ -128,7 +145,9 @@ class Slots:
         """Whether a job that could run waits for a slot."""
 
     def add(self, job: Job) -> None:
-        """Append a job to the queue."""
+        """Append a job to the queue; one that is first in line for a free slot gets its receives posted."""
+        if not self._queue and len(self.running) < self._count:
+            job.post_early()
         self._queue.append(job)
 
     def remove(self, job: Job) -> None:
@@ -168,6 +187,9 @@ class Slots:
     def _run(self, job: Job) -> None:
         self._queue.remove(job)
         self.running.append(job)
+        if len(self.running) == self._count:
+            for waiting in self._queue:
+                waiting.withdraw()
         job.run()
 
     def _next(self) -> Job | None:
@@ -175,6 +197,8 @@ class Slots:
 
         Jobs that were preempted come after those that were not, or they would hand the slot back and forth.
         """
+        if len(self._queue) == 1:
+            return None if self._queue[0].needs else self._queue[0]
         expected = self._expected()
         if expected is not None:
             return expected

@@ -177,6 +177,15 @@ class CollectiveTask:
             core().gc_task_set_trace(self.handle, *ring)
         core().gc_task_prepare(self.handle, longest)
 
+    @property
+    def may_post_early(self) -> bool:
+        """Return True if messages may arrive before it runs: in memory that nothing else has to fill first."""
+        return self._before is None and not self.is_external and self._coder.device is HOST
+
+    def post_early(self) -> None:
+        """Post receives, all but the last ones; it is prepared and does not run yet."""
+        core().gc_task_post_early(self.handle)
+
     def run(self) -> None:
         """Let the core progress it."""
         core().gc_task_run(self.handle)

@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
-from running import Ranks, expected
+from running import Ranks, expected, progress
 
 from mpi_gpucomp.codec import get_codec
 from mpi_gpucomp.codec.split import Split
@@ -26,6 +26,7 @@ from mpi_gpucomp.engine.task import CollectiveTask
 from mpi_gpucomp.errors import FrameError
 from mpi_gpucomp.schedule.algorithms import algorithms, build
 from mpi_gpucomp.schedule.ir import COLLECTIVES
+from mpi_gpucomp.trace import RECV
 from mpi_gpucomp.transport.loopback import loopback
 
 ALGORITHMS = [(collective, row.name) for collective in COLLECTIVES for row in algorithms(collective)]
@@ -212,3 +213,76 @@ def test_memory_does_not_grow_with_the_number_of_lengths(monkeypatch):
     del run
     gc.collect()
     assert in_use() is None
+
+
+def receives(task: CollectiveTask) -> int:
+    return sum(transfer.kind == RECV for transfer in task.in_flight())
+
+
+@pytest.mark.parametrize(("codec", "ahead"), [("none", 8), ("split", 2)])
+def test_receives_that_need_no_staging_are_posted_further_ahead(codec, ahead):
+    run = Ranks(build("broadcast", "chain", 2), 20_000, codec, "float32", chunk=1000, raw=codec == "none")
+    progress(run.wires[1], run.tasks[1])
+    assert receives(run.tasks[1]) == ahead
+    run.drive()
+    assert np.array_equal(run.outputs[1], run.outputs[0])
+
+
+def broadcast_job(engine: Engine, name: str, values: np.ndarray) -> Job:
+    """Submit a broadcast from rank 0 along a chain."""
+    algorithm, blocks = build("broadcast", "chain", engine.size), Blocks.even(as_buffer(values), 1)
+    layout, coder = (
+        Layout(algorithm.spec, blocks, blocks, 100),
+        Coder(get_codec("none"), get_device("host"), inline=True),
+    )
+    tag = engine.free_tag()
+    task = CollectiveTask(algorithm, layout, blocks.buffer.dtype, coder, engine.wire, tag, name="broadcast", raw=True)
+    job = Job(task, name=name)
+    engine.submit(job)
+    return job
+
+
+def progress_until(engines: list[Engine], jobs: list[Job]) -> None:
+    """Progress engines until jobs have finished without errors."""
+    deadline = time.monotonic() + 30
+    while not all(job.finished for job in jobs):
+        for engine in engines:
+            engine.progress()
+        assert time.monotonic() < deadline, "timed out"
+    assert [job.error for job in jobs if job.error] == []
+
+
+def test_receives_are_posted_before_the_peers_have_joined():
+    engines = [Engine(wire, slots=1) for wire in loopback(3)]
+    data = [np.full(1000, rank, np.float32) for rank in range(3)]
+    early = broadcast_job(engines[1], "early", data[1])
+    assert early.needs == {0, 2} and not early.started and receives(early.task) == 8
+    others = [broadcast_job(engines[rank], "early", data[rank]) for rank in (0, 2)]
+    progress_until(engines, [early, *others])
+    assert all((values == 0).all() for values in data)
+
+
+def test_receives_that_were_posted_early_are_withdrawn_when_another_job_gets_the_slot():
+    engines = [Engine(wire, slots=1) for wire in loopback(2)]
+    data = {name: [np.full(1000, rank, np.float32) for rank in range(2)] for name in ("early", "other")}
+    early = broadcast_job(engines[1], "early", data["early"][1])
+    other = [broadcast_job(engines[rank], "other", data["other"][rank]) for rank in (1, 0)]
+    assert receives(early.task) == 8 and receives(other[0].task) == 0
+    engines[1].progress()
+    assert other[0].started and receives(early.task) == 0
+    progress_until(engines, other)
+    progress_until(engines, [early, broadcast_job(engines[0], "early", data["early"][0])])
+    assert all((values == 0).all() for both in data.values() for values in both)
+
+
+def test_a_sender_waits_for_the_neighbours_of_its_receiver():
+    engines = [Engine(wire) for wire in loopback(4)]
+    data = [np.full(200, rank, np.float32) for rank in range(4)]
+    jobs = [broadcast_job(engines[rank], "", data[rank]) for rank in (0, 1, 3)]
+    assert receives(jobs[1].task) == 1
+    for _ in range(1000):
+        for engine in engines:
+            engine.progress()
+    assert jobs[0].started and not jobs[1].started and not jobs[0].finished
+    progress_until(engines, [*jobs, broadcast_job(engines[2], "", data[2])])
+    assert all((values == 0).all() for values in data)

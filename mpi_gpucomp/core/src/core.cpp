@@ -291,9 +291,13 @@ API int64_t gc_probe_any(Context *context) {
     Context::Guard guard(*context);
     return context->wire.probe_any();
 }
-API void gc_send_control(Context *context, int32_t peer, const uint8_t *data, int64_t nbytes) {
+// Return 0, and send nothing, if the wire has a fault.
+API int32_t gc_send_control(Context *context, int32_t peer, const uint8_t *data, int64_t nbytes) {
     Context::Guard guard(*context);
+    const WireFault &fault = context->wire.fault;
+    if (fault.mpi_error || !fault.text.empty()) return 0;
     context->wire.send_control(peer, data, (size_t)nbytes);
+    return 1;
 }
 API void gc_revoke(Context *context, const char *why) {
     Context::Guard guard(*context);
@@ -363,6 +367,10 @@ API void gc_task_set_peer_tag(Task *task, int32_t peer, int64_t tag) {
 API void gc_task_prepare(Task *task, int64_t longest) {
     Context::Guard guard(task->context());
     task->prepare(longest);
+}
+API void gc_task_post_early(Task *task) {
+    Context::Guard guard(task->context());
+    task->post_early();
 }
 API void gc_task_run(Task *task) {
     Context::Guard guard(task->context());

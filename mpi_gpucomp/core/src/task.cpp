@@ -155,6 +155,10 @@ void Task::prepare(int64_t longest) {
     active = true;
 }
 
+void Task::post_early() {
+    for (Lane &lane : lanes_) post_receives(lane, 1);
+}
+
 bool Task::waits_for_gpu() const { return cuda && (cuda->busy() || (options.in_place && !cuda->begun())); }
 
 // Progress all lanes as far as possible without blocking; return true if anything moved.
@@ -530,24 +534,26 @@ bool Task::release_sent(Lane &lane) {
     return moved;
 }
 
-bool Task::wants_receive(const Lane &lane) const {
+bool Task::wants_receive(const Lane &lane, bool in_place) const {
     if (lane.arriving.empty()) return true;
-    if (lane.arriving.size() >= (size_t)AHEAD) return false;
+    if (lane.arriving.size() >= (size_t)(in_place ? DEPTH : AHEAD)) return false;
     // Where messages with posted receives are interleaved, the first of two would arrive no sooner than the second. So
     // the second receive is posted when about half of the first message should have arrived.
     constexpr int64_t QUICK = 1'000'000;
     return !wire_.interleaves() || lane.interval < QUICK || now() - lane.taken_at > lane.interval / 2;
 }
 
-void Task::post_receives(Lane &lane) {
+void Task::post_receives(Lane &lane, int64_t withheld) {
     const int peer = lane.program->receive;
-    while (peer >= 0 && lane.expected && wants_receive(lane)) {
+    while (peer >= 0 && lane.expected > withheld) {
         const int64_t next = lane.messages - lane.expected;
         const int64_t per_loop = (int64_t)lane.program->receiving.size();
         const Step &step = lane.program->chunks[lane.program->receiving[next % per_loop]];
+        const bool in_place = options.in_place && step.zero_copy;
+        if (!wants_receive(lane, in_place)) return;
         Slot *slot;
         int64_t capacity = options.slot_bytes;
-        if (options.in_place && step.zero_copy) {
+        if (in_place) {
             const int64_t loop = next / per_loop;
             capacity = length(step.target, loop) * codec.itemsize;
             slot = in_place_slot(elements(step.target, loop), capacity);

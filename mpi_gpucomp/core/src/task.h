@@ -22,7 +22,7 @@
 
 namespace gpucomp {
 
-constexpr int AHEAD = 2;       // receives that a lane posts ahead
+constexpr int AHEAD = 2;       // receives that a lane posts ahead; as many as sends where they need no staging memory
 constexpr int DEPTH = 8;       // sends of a lane in flight: the buffered chunks of `schedule.ir`
 constexpr int PREFETCH = 3;    // chunks that are encoded before their send is due
 constexpr size_t MAX_OPS = 64; // unfinished ops of a task: local copies wait beyond that
@@ -210,6 +210,9 @@ class Task {
     Failure failure;
 
     void prepare(int64_t longest);
+    // Post receives of a task that does not run yet; the last of each lane is withheld, so that no sender completes
+    // before this rank runs.
+    void post_early();
     bool progress();
     void suspend();
     void abandon();
@@ -243,8 +246,8 @@ class Task {
     void post(Lane &lane, Slot *slot);
     void leave(Lane &lane, Transfer *transfer, Slot *slot, Transfer *received = nullptr);
     bool release_sent(Lane &lane);
-    void post_receives(Lane &lane);
-    bool wants_receive(const Lane &lane) const;
+    void post_receives(Lane &lane, int64_t withheld = 0);
+    bool wants_receive(const Lane &lane, bool in_place) const;
     Transfer *head(Lane &lane);
 
     Op *encode(Lane &lane, const uint8_t *source, int64_t count, int64_t loop, int64_t chunk, Slot *slot);
