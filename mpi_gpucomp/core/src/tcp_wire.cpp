@@ -261,8 +261,8 @@ int64_t TcpPath::last_seen(int64_t when) {
     if (!is_open() || !query_kernel(fd_, &state)) return last_seen_;
     const bool sending = state.unacked || state.unsent || !batch_.empty() || !urgent.empty();
     // A process that does not read closes its window. Its kernel has acknowledged what was sent, and answers the probes
-    // of this one, at intervals that grow.
-    const bool window_closed = state.unsent && !state.unacked && !state.probes;
+    // of this one, at intervals that grow; not those within half a second of the last answer (tcp_invalid_ratelimit).
+    const bool window_closed = state.unsent && !state.unacked && state.probes <= 1;
     if (window_closed || (!sending && probed > last_seen_)) {
         last_seen_ = when;  // what was sent, a probe at least, has arrived
     } else if (state.unacked) {
