@@ -42,5 +42,6 @@ def test_several_gpus_in_one_process(case: str) -> None:
     passes(case, {SETTINGS: "seed=6,devices=2"})
 
 
+@pytest.mark.slow
 def test_auto_measures_codecs_on_gpus_where_a_rank_has_one() -> None:
     passes("calibrated", {SETTINGS: "seed=7"})
