@@ -25,7 +25,8 @@ def test_operations(ranks: int) -> None:
 
 @needs_mpirun
 def test_operations_on_mpich(mpich: Path) -> None:
-    assert output(run(2, "-W", "error", "tests/torch/operations.py", mpich=mpich)) == ["passed"] * 2
+    lines = output(run(2, "-W", "error", "tests/torch/operations.py", mpich=mpich))
+    assert "".join(lines) == "passed" * 2  # MPICH's mpiexec may mix the lines of two ranks
 
 
 @needs_mpirun
