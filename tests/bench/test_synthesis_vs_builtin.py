@@ -13,6 +13,7 @@ def test_a_row_compares_with_the_best_of_all() -> None:
     assert times.row == ("bcast", "250", "200", "tree", "100", "0.50 (2.0x)")
 
 
+@pytest.mark.slow
 def test_an_algorithm_is_made_for_racks_and_run(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("highspy")
     skip_unless_possible()

@@ -16,7 +16,6 @@ pytestmark = needs_mpirun
     [
         (1, 1),
         (2, 6),
-        (5, 16),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 2), (4, 3), (5, 4))),
     ],
 )

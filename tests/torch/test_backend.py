@@ -41,6 +41,7 @@ def test_training_on_two_ranks_is_bitwise_equal_to_gloo() -> None:
 
 
 @needs_mpirun
+@pytest.mark.slow
 def test_training_on_four_ranks() -> None:
     lines = output(run(4, "tests/torch/training.py"))
     assert [line.partition(": ")[2] for line in lines] == ["equal to gloo"] * 11 + ["passed"] * 4
