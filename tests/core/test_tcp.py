@@ -25,6 +25,7 @@ def test_control_in_another_thread(tmp_path: Path) -> None:
     run(compile_to(tmp_path / "program", sources, ["-fsanitize=thread"]), "threads")
 
 
-@pytest.mark.parametrize("cuts", ["40", pytest.param("300", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cuts", ["40", "300"])
 def test_wires_over_loopback_sockets_under_cuts(tmp_path: Path, cuts: str) -> None:
     run(compile_to(tmp_path / "program", [HERE / "test_tcp_wire.cpp", *TCP], SANITIZERS), "1", cuts)

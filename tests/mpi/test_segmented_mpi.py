@@ -12,7 +12,7 @@ pytestmark = needs_mpirun
 SEGMENTED = "tests/mpi/segmented.py"
 
 
-@pytest.mark.parametrize(("ranks", "step"), [(2, 19), (5, 23)])
+@pytest.mark.parametrize(("ranks", "step"), [(2, 19), pytest.param(5, 23, marks=pytest.mark.slow)])
 def test_collectives_match_mpi(ranks, step):
     done = run(ranks, SEGMENTED, "tests/mpi/compare_native.py", str(step))
     assert done.returncode == 0, done.stderr
