@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from launch import ROOT, needs_mpirun, run
+from simulated_cuda import SETTINGS as SIMULATED
 
 from mpi_gpucomp.cli import selftest
 from mpi_gpucomp.cli.main import main
@@ -37,7 +38,7 @@ def test_on_several_ranks() -> None:
 @needs_mpirun
 def test_on_simulated_gpus_it_says_so() -> None:
     """All checks run, and the machine finds nothing wrong with how they use CUDA."""
-    settings = {"MPI_GPUCOMP_SIMULATED_CUDA": os.environ.get("MPI_GPUCOMP_SIMULATED_CUDA") or "seed=1"}
+    settings = {SIMULATED: os.environ.get(SIMULATED) or "seed=1"}
     program = ("-m", "tests.simulated_cuda", "mpi_gpucomp/__main__.py", "selftest", "--gpu", "--size", SIZE)
     done = run(2, *program, environment=settings)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout

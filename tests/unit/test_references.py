@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from mpi4py import MPI
+from simulated_cuda import SETTINGS as SIMULATED
 
 from mpi_gpucomp import Communicator
 from mpi_gpucomp.cli.main import COMMANDS, build_parser
@@ -30,7 +31,6 @@ PACKAGES = tuple(path.name for path in (ROOT / "mpi_gpucomp").iterdir() if (path
 
 ELSEWHERE = ("train.py", "program.py", "torch/testing/_internal/distributed/distributed_test.py", "mpi.h", "stdio.h")
 """Files of the reader, of torch and of the system."""
-TEST_SETTINGS = ("MPI_GPUCOMP_SIMULATED_CUDA",)
 
 FILE = re.compile(  # one with a name that tells what it is, or a directory within another
     r"(?<![\w/.<-])((?:[\w.*-]+/)*[\w*-]+\.(?:py|cpp|h|cu|md|cfg|txt)|(?:[\w.-]+/){2,})(?!\w)"
@@ -144,7 +144,7 @@ def test_methods_and_settings_that_a_document_names_exist(document: Path) -> Non
     text = document.read_text()
     methods = {*dir(Communicator), *dir(MPI.Intracomm)}  # what is not ours is mpi4py's
     assert set(re.findall(r"\bcomm\.(\w+)", text)) - methods == set()
-    known = {PREFIX + setting.name for setting in SETTINGS} | set(TEST_SETTINGS)
+    known = {PREFIX + setting.name for setting in SETTINGS} | {SIMULATED}
     assert set(re.findall(r"MPI_GPUCOMP_\w+", text)) - known == set()
 
 
